@@ -1,0 +1,79 @@
+// Types shared by the kernels. Nothing here knows TensorFlow: memory, threads
+// and names are handed in by the caller.
+#ifndef PICASSO_TF_KERNELS_CORE_COMMON_H_
+#define PICASSO_TF_KERNELS_CORE_COMMON_H_
+
+#include <cstdint>
+#include <functional>
+
+namespace picasso {
+
+// Runs body(begin, end) over disjoint ranges that cover [0, total), perhaps on
+// several threads, and returns when all of them are done. cost_per_unit is in
+// CPU cycles. The pool belongs to the caller; kernels never create a thread.
+using ParallelFor =
+    std::function<void(int64_t total, int64_t cost_per_unit,
+                       const std::function<void(int64_t, int64_t)>& body)>;
+
+// The ids of one field, read in place from the tensor that holds them. Id
+// number i is element (i / width) * stride + i % width of `data`, so a column
+// (or a few neighbouring columns) of a [batch, fields] matrix needs no slice.
+struct IdsView {
+  const void* data = nullptr;  // first id of the field
+  bool is_int64 = false;       // element type of `data`: int64_t, else int32_t
+  bool narrow = false;  // the graph cast int64 to int32: do as that cast does
+  int64_t size = 0;     // ids in this field
+  int64_t width = 1;    // ids that lie next to each other
+  int64_t stride = 1;   // elements from one run of `width` ids to the next
+};
+
+// Reads ids of one element type. A separate type so that loops are compiled
+// once per element type and the contiguous case costs no division.
+template <typename Id>
+class IdsReader {
+ public:
+  explicit IdsReader(const IdsView& view)
+      : data_(static_cast<const Id*>(view.data)),
+        width_(view.width),
+        stride_(view.stride),
+        contiguous_(view.width == view.stride),
+        narrow_(view.narrow) {}
+
+  int64_t operator[](int64_t i) const {
+    int64_t at = i;
+    if (!contiguous_) {
+      at = width_ == 1 ? i * stride_ : (i / width_) * stride_ + i % width_;
+    }
+    const Id id = data_[at];
+    return narrow_ ? static_cast<int32_t>(id) : static_cast<int64_t>(id);
+  }
+
+ private:
+  const Id* data_;
+  int64_t width_;
+  int64_t stride_;
+  bool contiguous_;
+  bool narrow_;
+};
+
+// The first id, by (member, position), that lies outside its own table.
+struct BadId {
+  int64_t member = -1;  // -1: every id was good
+  int64_t position = 0;
+  int64_t value = 0;
+
+  bool found() const { return member >= 0; }
+  bool before(int64_t other_member, int64_t other_position) const {
+    return member < other_member ||
+           (member == other_member && position < other_position);
+  }
+};
+
+// Whether `id` is a row of a table with `rows` rows; one comparison.
+inline bool InRange(int64_t id, int64_t rows) {
+  return static_cast<uint64_t>(id) < static_cast<uint64_t>(rows);
+}
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_COMMON_H_

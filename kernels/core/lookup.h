@@ -1,0 +1,41 @@
+// Packed lookup: the rows of many tables, written straight to where their
+// consumers read them.
+#ifndef PICASSO_TF_KERNELS_CORE_LOOKUP_H_
+#define PICASSO_TF_KERNELS_CORE_LOOKUP_H_
+
+#include <cstdint>
+
+#include "kernels/core/common.h"
+
+namespace picasso {
+
+// One member of a pack: rows of one table, or a dense tensor that shares the
+// concatenated output and is copied into its place.
+//
+// The member fills, for every outer index o in [0, outer), the `chunk_bytes`
+// bytes at output + o * output_stride. A lookup fills them with the
+// chunk_bytes / row_bytes rows named by the ids that follow each other at
+// o * (chunk_bytes / row_bytes).
+struct LookupMember {
+  const char* table = nullptr;  // [rows, row_bytes]; null for a dense member
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  IdsView ids;
+  const char* dense = nullptr;  // [outer, chunk_bytes]; null for a lookup
+  char* output = nullptr;
+  int64_t output_stride = 0;  // bytes
+  int64_t chunk_bytes = 0;
+  int64_t outer = 0;
+  int64_t first_unit = 0;  // sum of `outer` of the members before this one
+};
+
+// Fills the outputs of `count` members. Every id is checked against its own
+// table; a bad one is never read, its row is left unwritten and the first bad
+// id of the pack is returned. Members may share tables and ids; outputs must
+// not overlap.
+BadId PackedLookup(const LookupMember* members, int64_t count,
+                   const ParallelFor& parallel_for);
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_LOOKUP_H_

@@ -1,0 +1,200 @@
+// The Grappler shell: hands the raw graph to the Python pipeline, then runs
+// TensorFlow's own optimizers on the result under the user's configuration.
+//
+// It is named alone in RewriterConfig.optimizers, which makes it run first but
+// switches the built-in optimizers off; so it runs them itself, through
+// RunMetaOptimizer, with those fields of the configuration put back that
+// picasso_tf/grappler.py had to overwrite.
+#include <atomic>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tensorflow/core/framework/graph.pb.h"
+#include "tensorflow/core/grappler/clusters/cluster.h"
+#include "tensorflow/core/grappler/grappler_item.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer_registry.h"
+#include "tensorflow/core/grappler/optimizers/meta_optimizer.h"
+#include "tensorflow/core/platform/logging.h"
+
+namespace picasso {
+
+using tensorflow::ConfigProto;
+using tensorflow::GraphDef;
+using tensorflow::RewriterConfig;
+using tensorflow::Status;
+using tensorflow::grappler::Cluster;
+using tensorflow::grappler::CustomGraphOptimizer;
+using tensorflow::grappler::GrapplerItem;
+namespace errors = tensorflow::errors;
+
+// What the callback returns.
+enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
+
+// graph: a serialised GraphDef without library; names are joined by newlines.
+// The answer, a GraphDef or an error message, is given by PicassoReply.
+using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
+                                const char* feeds, const char* preserve,
+                                const char* item, const char* options,
+                                void* reply);
+
+namespace {
+
+std::atomic<RewriteCallback> callback{nullptr};
+
+// Op types that a pass may rewrite; set once, before the callback.
+std::set<std::string>* TriggerOps() {
+  static auto* ops = new std::set<std::string>;
+  return ops;
+}
+
+template <typename Names>
+std::string Join(const Names& names) {
+  std::string joined;
+  for (const auto& name : names) {
+    if (!joined.empty()) joined += '\n';
+    joined += name;
+  }
+  return joined;
+}
+
+std::string NodeName(const std::string& tensor) {
+  return tensor.substr(0, tensor.find(':'));
+}
+
+}  // namespace
+
+class PicassoOptimizer : public CustomGraphOptimizer {
+ public:
+  std::string name() const override { return "picasso"; }
+  bool UsesFunctionLibrary() const override { return true; }
+
+  Status Init(const tensorflow::RewriterConfig_CustomGraphOptimizer* config)
+      override {
+    if (config == nullptr) return tensorflow::OkStatus();
+    const auto& parameters = config->parameter_map();
+    const auto options = parameters.find("options");
+    if (options != parameters.end()) options_ = options->second.s();
+    const auto user = parameters.find("user_rewriter_config");
+    if (user != parameters.end() &&
+        !user_config_.ParseFromString(user->second.s())) {
+      return errors::InvalidArgument(
+          "picasso: 'user_rewriter_config' is no RewriterConfig.");
+    }
+    return tensorflow::OkStatus();
+  }
+
+  Status Optimize(Cluster* cluster, const GrapplerItem& item,
+                  GraphDef* optimized) override {
+    GrapplerItem rewritten(item);
+    TF_RETURN_IF_ERROR(Rewrite(item, &rewritten.graph));
+    if (user_config_.disable_meta_optimizer()) {
+      optimized->Swap(&rewritten.graph);
+      return tensorflow::OkStatus();
+    }
+    // The caller walks the function library with this optimizer by itself.
+    rewritten.optimization_options().optimize_function_library = false;
+    ConfigProto config = config_proto_;
+    RestoreUserFields(config.mutable_graph_options()
+                          ->mutable_rewrite_options());
+    return tensorflow::grappler::RunMetaOptimizer(
+        std::move(rewritten), config, /*cpu_device=*/nullptr, cluster,
+        optimized);
+  }
+
+ private:
+  // Undoes what picasso_tf/grappler.py changed; all other fields are live.
+  void RestoreUserFields(RewriterConfig* config) const {
+    config->mutable_optimizers()->CopyFrom(user_config_.optimizers());
+    config->mutable_custom_optimizers()->CopyFrom(
+        user_config_.custom_optimizers());
+    config->set_meta_optimizer_iterations(
+        user_config_.meta_optimizer_iterations());
+    config->set_fail_on_optimizer_errors(
+        user_config_.fail_on_optimizer_errors());
+    config->set_disable_meta_optimizer(false);
+  }
+
+  Status Rewrite(const GrapplerItem& item, GraphDef* graph) const {
+    const RewriteCallback rewrite = callback.load();
+    if (rewrite == nullptr) {
+      return errors::Internal(
+          "picasso: the Python pipeline is not installed. Import picasso_tf "
+          "in the process that runs the graph.");
+    }
+    const auto& triggers = *TriggerOps();
+    bool found = false;
+    for (const auto& node : graph->node()) {
+      if (triggers.count(node.op()) > 0) {
+        found = true;
+        break;
+      }
+    }
+    if (!found) return tensorflow::OkStatus();
+
+    GraphDef nodes;  // the library stays here; Python needs the nodes alone
+    nodes.mutable_node()->Swap(graph->mutable_node());
+    *nodes.mutable_versions() = graph->versions();
+    std::string serialized;
+    const bool small_enough = nodes.SerializeToString(&serialized);
+    graph->mutable_node()->Swap(nodes.mutable_node());
+    if (!small_enough) {
+      return errors::InvalidArgument(
+          "picasso: the graph is too large to serialise.");
+    }
+    std::set<std::string> feeds;
+    for (const auto& feed : item.feed) feeds.insert(NodeName(feed.first));
+    std::set<std::string> preserve;
+    for (const auto& name : item.NodesToPreserve()) {
+      preserve.insert(NodeName(name));
+    }
+    for (const auto& name : feeds) preserve.erase(name);
+    for (const auto& name : item.fetch) preserve.insert(NodeName(name));
+    std::string answer;
+    const int reply =
+        rewrite(serialized.data(), serialized.size(), Join(feeds).c_str(),
+                Join(preserve).c_str(), item.id.c_str(), options_.c_str(),
+                &answer);
+    if (reply == kUnchanged) return tensorflow::OkStatus();
+    if (reply == kFailed) return errors::Internal("picasso: ", answer);
+    GraphDef result;
+    if (!result.ParseFromString(answer)) {
+      return errors::Internal("picasso: the pipeline returned no GraphDef.");
+    }
+    graph->mutable_node()->Swap(result.mutable_node());
+    return tensorflow::OkStatus();
+  }
+
+  std::string options_;         // JSON, picasso_tf.Options
+  RewriterConfig user_config_;  // the fields that were overwritten
+};
+
+REGISTER_GRAPH_OPTIMIZER_AS(PicassoOptimizer, "picasso");
+
+}  // namespace picasso
+
+extern "C" {
+
+// Installs the Python pipeline. trigger_ops: op types, joined by newlines;
+// graphs without any of them never reach Python.
+__attribute__((visibility("default"))) void PicassoInstall(
+    picasso::RewriteCallback rewrite, const char* trigger_ops) {
+  auto* ops = picasso::TriggerOps();
+  const std::string names(trigger_ops);
+  for (size_t begin = 0; begin < names.size();) {
+    size_t end = names.find('\n', begin);
+    if (end == std::string::npos) end = names.size();
+    ops->insert(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  picasso::callback.store(rewrite);
+}
+
+__attribute__((visibility("default"))) void PicassoReply(void* reply,
+                                                         const char* data,
+                                                         int64_t size) {
+  static_cast<std::string*>(reply)->assign(data, size);
+}
+
+}  // extern "C"

@@ -1,0 +1,282 @@
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/core/lookup.h"
+#include "kernels/ops/pack_common.h"
+#include "kernels/ops/variables.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace picasso {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::PartialTensorShape;
+using tensorflow::Status;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+namespace errors = tensorflow::errors;
+
+// See register_ops.cc for the op's contract.
+template <typename T>
+class PackedLookupOp : public OpKernel {
+ public:
+  explicit PackedLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int sources = 0;
+    std::string pack;
+    std::vector<tensorflow::DataType> id_types;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tids", &id_types));
+    sources = id_types.size();
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("D", &dense_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("K", &outputs_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("member_table", &member_table_));
+    const size_t members = member_table_.size();
+    OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
+    OP_REQUIRES_OK(ctx,
+                   GetList(ctx, "member_shape", members, &member_shape_));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members, &member_name_));
+    OP_REQUIRES_OK(
+        ctx, GetList(ctx, "output_members", outputs_, &output_members_));
+    OP_REQUIRES_OK(ctx,
+                   GetList(ctx, "output_chunk_dims", outputs_, &chunk_dims_));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "output_stack", outputs_, &stack_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape_members", &shape_members_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
+    for (size_t i = 0; i < members; ++i) {
+      const int t = member_table_[i];
+      OP_REQUIRES(ctx,
+                  t >= 0 ? t < tables_ && layout_.source(i) >= 0
+                         : -1 - t < dense_,
+                  errors::InvalidArgument("Member ", i, " reads table ", t,
+                                          " of ", tables_, "."));
+    }
+    OP_REQUIRES(ctx,
+                std::accumulate(output_members_.begin(), output_members_.end(),
+                                size_t{0}) == members,
+                errors::InvalidArgument(
+                    "The outputs must hold every member exactly once."));
+    for (int m : shape_members_) {
+      OP_REQUIRES(ctx, 0 <= m && m < static_cast<int>(members),
+                  errors::InvalidArgument("No member ", m, "."));
+    }
+    counters_ = CountersOf(pack);
+    ++counters_->created;
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    LockedVariables<T> tables;
+    OP_REQUIRES_OK(ctx, tables.Add(ctx, 0, tables_));
+    OP_REQUIRES_OK(ctx, tables.Lock(ctx, /*exclusive=*/false));
+
+    const int count = member_table_.size();
+    std::vector<LookupMember> members(count);
+    std::vector<TensorShape> shapes(count);
+    for (int i = 0; i < count; ++i) {
+      OP_REQUIRES_OK(ctx, Fill(ctx, tables, i, &members[i], &shapes[i]));
+    }
+    int first = 0;
+    for (int k = 0; k < outputs_; first += output_members_[k], ++k) {
+      OP_REQUIRES_OK(ctx, Place(ctx, k, first, shapes.data() + first,
+                                members.data() + first));
+    }
+    for (int i = 1; i < count; ++i) {
+      members[i].first_unit = members[i - 1].first_unit + members[i - 1].outer;
+    }
+    const BadId bad = PackedLookup(members.data(), count, PoolOf(ctx));
+    if (bad.found()) {
+      ctx->SetStatus(IdError(ctx, bad, members[bad.member]));
+      return;
+    }
+    OP_REQUIRES_OK(ctx, WriteShapes(ctx, shapes));
+    ++counters_->executed;
+  }
+
+ private:
+  // The member's source and its logical shape, as its consumers see it.
+  Status Fill(OpKernelContext* ctx, const LockedVariables<T>& tables, int i,
+              LookupMember* member, TensorShape* shape) const {
+    const int t = member_table_[i];
+    if (t < 0) {
+      const Tensor& dense = ctx->input(first_dense(ctx) - 1 - t);
+      member->dense = static_cast<const char*>(dense.data());
+      *shape = dense.shape();
+      return tensorflow::OkStatus();
+    }
+    const Tensor& table = *tables.value(t);
+    if (table.dims() < 1) {
+      return errors::InvalidArgument("params must be at least 1 dimensional");
+    }
+    if (table.dtype() != tensorflow::DataTypeToEnum<T>::value) {
+      return errors::InvalidArgument(
+          "Field '", member_name_[i], "' reads a variable of type ",
+          tensorflow::DataTypeString(table.dtype()), ", expected ",
+          tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value),
+          ".");
+    }
+    TF_RETURN_IF_ERROR(layout_.View(ctx, tables_, i, &member->ids));
+    member->table = static_cast<const char*>(table.data());
+    member->rows = table.dim_size(0);
+    int64_t row_elements = 1;
+    for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
+    member->row_bytes = row_elements * sizeof(T);
+    if (member_shape_[i].unknown_rank()) {
+      *shape = ctx->input(tables_ + layout_.source(i)).shape();
+      for (int d = 1; d < table.dims(); ++d) {
+        TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
+      }
+      return tensorflow::OkStatus();
+    }
+    return Resolve(member_shape_[i], member->ids.size * row_elements, i, shape);
+  }
+
+  // Fills in the one unknown dimension of `partial`, as Reshape does.
+  Status Resolve(const PartialTensorShape& partial, int64_t elements, int i,
+                 TensorShape* shape) const {
+    int64_t known = 1;
+    int unknown = 0;
+    for (int d = 0; d < partial.dims(); ++d) {
+      const int64_t size = partial.dim_size(d);
+      if (size < 0) {
+        ++unknown;
+      } else {
+        known *= size;
+      }
+    }
+    const bool fits = unknown == 0   ? known == elements
+                      : unknown == 1 ? known > 0 && elements % known == 0
+                                     : false;
+    if (!fits) {
+      return errors::InvalidArgument(
+          "Field '", member_name_[i], "' has ", elements,
+          " values, which do not fill shape ", partial.DebugString(), ".");
+    }
+    for (int d = 0; d < partial.dims(); ++d) {
+      const int64_t size = partial.dim_size(d);
+      TF_RETURN_IF_ERROR(
+          shape->AddDimWithStatus(size < 0 ? elements / known : size));
+    }
+    return tensorflow::OkStatus();
+  }
+
+  // Allocates output k and gives its members their places in it.
+  Status Place(OpKernelContext* ctx, int k, int first,
+               const TensorShape* shapes, LookupMember* members) const {
+    const int count = output_members_[k];
+    const int rank = shapes[0].dims();
+    const int axis = rank - chunk_dims_[k];
+    if (axis < 0) {
+      return errors::InvalidArgument("Field '", member_name_[first],
+                                     "' has shape ", shapes[0].DebugString(),
+                                     ", too few dimensions to concatenate.");
+    }
+    int64_t joined = 0;  // the concatenated dimension
+    for (int j = 0; j < count; ++j) {
+      bool same = shapes[j].dims() == rank;
+      for (int d = 0; same && d < rank; ++d) {
+        same = (d == axis && !stack_[k]) ||
+               shapes[j].dim_size(d) == shapes[0].dim_size(d);
+      }
+      if (!same) {
+        return errors::InvalidArgument(
+            "Dimensions of inputs should match: field '", member_name_[first],
+            "' has shape ", shapes[0].DebugString(), " and field '",
+            member_name_[first + j], "' has shape ", shapes[j].DebugString());
+      }
+      if (!stack_[k] && axis < rank) joined += shapes[j].dim_size(axis);
+    }
+    TensorShape shape = shapes[0];
+    if (stack_[k]) {
+      TF_RETURN_IF_ERROR(shape.InsertDimWithStatus(axis, count));
+    } else if (axis < rank) {
+      TF_RETURN_IF_ERROR(shape.SetDimWithStatus(axis, joined));
+    }
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(k, shape, &output));
+
+    int64_t outer = 1;
+    for (int d = 0; d < axis; ++d) outer *= shapes[0].dim_size(d);
+    char* to = static_cast<char*>(output->data());
+    const int64_t stride =
+        outer == 0 ? 0 : output->NumElements() / outer * sizeof(T);
+    for (int j = 0; j < count; ++j) {
+      LookupMember& m = members[j];
+      m.outer = outer;
+      m.chunk_bytes =
+          outer == 0 ? 0 : shapes[j].num_elements() / outer * sizeof(T);
+      m.output = to;
+      m.output_stride = stride;
+      to += m.chunk_bytes;
+      if (m.dense == nullptr && m.row_bytes > 0 &&
+          m.chunk_bytes % m.row_bytes != 0) {
+        return errors::InvalidArgument("Field '", member_name_[first + j],
+                                       "' of shape ", shapes[j].DebugString(),
+                                       " would have its rows cut.");
+      }
+    }
+    return tensorflow::OkStatus();
+  }
+
+  Status WriteShapes(OpKernelContext* ctx,
+                     const std::vector<TensorShape>& shapes) const {
+    for (size_t s = 0; s < shape_members_.size(); ++s) {
+      const TensorShape& shape = shapes[shape_members_[s]];
+      Tensor* output = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(
+          outputs_ + s, TensorShape({shape.dims()}), &output));
+      for (int d = 0; d < shape.dims(); ++d) {
+        if (output->dtype() == tensorflow::DT_INT32) {
+          output->vec<int32_t>()(d) = shape.dim_size(d);
+        } else {
+          output->vec<int64_t>()(d) = shape.dim_size(d);
+        }
+      }
+    }
+    return tensorflow::OkStatus();
+  }
+
+  // The position is given in the ids as the lookup saw them: the shape of a
+  // whole tensor, otherwise the leading dimensions that hold the ids.
+  Status IdError(OpKernelContext* ctx, const BadId& bad,
+                 const LookupMember& member) const {
+    TensorShape ids_shape({member.ids.size});
+    if (layout_.whole(bad.member)) {
+      ids_shape = ctx->input(tables_ + layout_.source(bad.member)).shape();
+    } else if (member.ids.width > 1) {
+      ids_shape = TensorShape(
+          {member.ids.size / member.ids.width, member.ids.width});
+    }
+    return BadIdError(bad, ids_shape, member.rows, member_name_[bad.member]);
+  }
+
+  int first_dense(OpKernelContext* ctx) const {
+    return ctx->num_inputs() - dense_;
+  }
+
+  int tables_ = 0;
+  int dense_ = 0;
+  int outputs_ = 0;
+  IdsLayout layout_;
+  std::vector<int> member_table_;
+  std::vector<PartialTensorShape> member_shape_;
+  std::vector<std::string> member_name_;
+  std::vector<int> output_members_;
+  std::vector<int> chunk_dims_;
+  std::vector<bool> stack_;
+  std::vector<int> shape_members_;
+  PackCounters* counters_ = nullptr;
+};
+
+#define REGISTER(T)                                           \
+  REGISTER_KERNEL_BUILDER(Name("PicassoPackedLookup")         \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("dtype"),    \
+                          PackedLookupOp<T>)
+REGISTER(float);
+REGISTER(double);
+REGISTER(Eigen::half);
+REGISTER(Eigen::bfloat16);
+#undef REGISTER
+
+}  // namespace picasso

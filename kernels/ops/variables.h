@@ -1,0 +1,114 @@
+// Access to many resource variables at once, under TensorFlow's rules for
+// sparse access.
+#ifndef PICASSO_TF_KERNELS_OPS_VARIABLES_H_
+#define PICASSO_TF_KERNELS_OPS_VARIABLES_H_
+
+#include <algorithm>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/kernels/training_op_helpers.h"
+
+namespace picasso {
+
+// The variables behind a kernel's handles, locked for sparse access until this
+// object goes.
+//
+// What could go wrong with many variables, and how it is avoided:
+// - Two handles may name one variable, and a second shared lock on a mutex
+//   deadlocks once a writer waits for it: each distinct mutex is locked once.
+// - Two kernels may want the same mutexes: all lock in ascending address.
+// - EnsureSparseVariableAccess locks the variable itself, so it runs while no
+//   lock is held; another kernel may turn copy-on-read off again before ours
+//   are taken, so the mode is checked under the locks, and all of it retried.
+template <typename T>
+class LockedVariables {
+ public:
+  LockedVariables() = default;
+  LockedVariables(const LockedVariables&) = delete;
+  LockedVariables& operator=(const LockedVariables&) = delete;
+
+  ~LockedVariables() {
+    Unlock();
+    for (tensorflow::Var* var : vars_) var->Unref();
+  }
+
+  // Looks up handles [first, first + count) of the kernel's inputs. May be
+  // called several times, before Lock.
+  tensorflow::Status Add(tensorflow::OpKernelContext* ctx, int first,
+                         int count) {
+    vars_.reserve(vars_.size() + count);
+    for (int i = first; i < first + count; ++i) {
+      tensorflow::Var* var = nullptr;
+      TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+          ctx, tensorflow::HandleFromInput(ctx, i), &var));
+      vars_.push_back(var);
+    }
+    return tensorflow::OkStatus();
+  }
+
+  // Switches every variable to copy-on-read mode and locks it: shared, as
+  // TensorFlow's sparse kernels do, or exclusively (`use_locking`).
+  tensorflow::Status Lock(tensorflow::OpKernelContext* ctx, bool exclusive) {
+    exclusive_ = exclusive;
+    distinct_ = vars_;
+    std::sort(distinct_.begin(), distinct_.end(),
+              [](tensorflow::Var* a, tensorflow::Var* b) {
+                return a->mu() < b->mu();
+              });
+    distinct_.erase(std::unique(distinct_.begin(), distinct_.end()),
+                    distinct_.end());
+    while (true) {
+      for (tensorflow::Var* var : distinct_) {
+        TF_RETURN_IF_ERROR(
+            (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice,
+                                                    T>(ctx, var)));
+      }
+      for (tensorflow::Var* var : distinct_) LockOne(var);
+      locked_ = true;
+      const bool all_sparse = std::all_of(
+          distinct_.begin(), distinct_.end(),
+          [](tensorflow::Var* var) { return var->copy_on_read_mode.load(); });
+      if (all_sparse) return tensorflow::OkStatus();
+      Unlock();
+    }
+  }
+
+  // Whether two handles name one variable.
+  bool aliased() const { return distinct_.size() < vars_.size(); }
+
+  // The value behind handle number i, in the order of Add.
+  tensorflow::Tensor* value(int i) const { return vars_[i]->tensor(); }
+
+ private:
+  void LockOne(tensorflow::Var* var) {
+    if (exclusive_) {
+      var->mu()->lock();
+    } else {
+      var->mu()->lock_shared();
+    }
+  }
+
+  void Unlock() {
+    if (!locked_) return;
+    for (tensorflow::Var* var : distinct_) {
+      if (exclusive_) {
+        var->mu()->unlock();
+      } else {
+        var->mu()->unlock_shared();
+      }
+    }
+    locked_ = false;
+  }
+
+  std::vector<tensorflow::Var*> vars_;      // one reference each
+  std::vector<tensorflow::Var*> distinct_;  // ascending by mutex address
+  bool exclusive_ = false;
+  bool locked_ = false;
+};
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_OPS_VARIABLES_H_

@@ -1,0 +1,122 @@
+"""Switching the rewrite on for tf.function and Keras, in the whole process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
+
+from picasso_tf import grappler
+from picasso_tf.options import Options
+
+_lock = threading.Lock()
+_stock_property = context.Context.function_call_options
+_stack: list[Options] = []  # of nested enabled(); the last one counts
+
+
+class RewriteDropped(RuntimeError):
+    """A graph was rewritten, but TensorFlow ran the original."""
+
+
+def enable(options: Options | None = None) -> None:
+    """Packs the graphs of tf.function and Keras from now on.
+
+    Acts on every thread of the process and on functions traced before. A second
+    call replaces the options. Compile Keras models with jit_compile=False: what
+    XLA compiles is never rewritten.
+
+    Functions that are called while another function is traced keep TensorFlow's
+    own configuration, so nothing of this reaches a SavedModel.
+    """
+    grappler.install()
+    with _lock:
+        _stack[:] = [options or Options()]
+        _apply()
+
+
+def disable() -> None:
+    """Restores what was before `enable`. Does nothing if nothing is enabled.
+
+    Raises:
+      RewriteDropped: under `Options(strict=True)`, when a graph was rewritten and
+        TensorFlow did not use it.
+    """
+    with _lock:
+        strict = any(options.strict for options in _stack)
+        _stack.clear()
+        _apply()
+    if strict:
+        check_used()
+
+
+@contextlib.contextmanager
+def enabled(options: Options | None = None):
+    """`enable` for the time of a `with` block; may be nested.
+
+    Raises:
+      RewriteDropped: as `disable`, at the end of the block.
+    """
+    grappler.install()
+    chosen = options or Options()
+    seen = len(grappler.reports())
+    with _lock:
+        _stack.append(chosen)
+        _apply()
+    try:
+        yield
+    finally:
+        with _lock:
+            if chosen in _stack:
+                _stack.remove(chosen)
+            _apply()
+    if chosen.strict:
+        check_used(seen)
+
+
+def check_used(first: int = 0) -> None:
+    """Raises RewriteDropped if a report from number `first` on was dropped."""
+    for report in grappler.reports()[first:]:
+        if report.was_dropped():
+            raise RewriteDropped(
+                f"picasso_tf rewrote {report.graph}, but TensorFlow created none of "
+                f"its {len(report.packs)} packed ops. It ran the original graph "
+                "instead, or has not run this one."
+            )
+
+
+def _apply() -> None:
+    """Installs or removes the property that adds our optimizer.
+
+    TensorFlow keeps these options per thread and resets them in several setters,
+    so a value set once would miss threads and get lost. Reading through a
+    property misses none, and leaves TensorFlow's own state untouched.
+    """
+    if _stack:
+        options = _stack[-1]
+        context.Context.function_call_options = property(
+            functools.partial(_wrapped_options, options),
+            _stock_property.fset,
+            doc=_stock_property.__doc__,
+        )
+    else:
+        context.Context.function_call_options = _stock_property
+
+
+def _wrapped_options(options: Options, ctx):
+    stock = _stock_property.fget(ctx)
+    # While a graph is being built, the configuration would be written into it.
+    if not ctx.executing_eagerly():
+        return stock
+    return context.FunctionCallOptions(
+        executor_type=stock.executor_type,
+        config_proto=_wrapped_config(stock.config_proto_serialized, options),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _wrapped_config(serialized: bytes, options: Options) -> config_pb2.ConfigProto:
+    config = config_pb2.ConfigProto.FromString(serialized)
+    return grappler.with_picasso(config, options)

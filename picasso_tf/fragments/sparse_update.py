@@ -1,0 +1,251 @@
+"""Sparse updates of one table, as TF1 optimizers and Keras 2's legacy ones
+write them: one op per table, behind the ops that sum duplicate ids."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tensorflow.python.framework import dtypes
+
+from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.fragments.join import Slice, match_slice
+from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How a stock op maps to a rule of PicassoPackedUpdate: input positions.
+
+    Attributes:
+      name: the op's `rule`.
+      slots: number of slot variables, which follow the variable.
+      hyper: positions of the scalars, in the order that kernels/core expects.
+      grad, ids: positions of the gradient rows and their ids.
+      step: position of the global step, if there is one.
+    """
+
+    name: str
+    slots: int
+    hyper: tuple[int, ...]
+    grad: int
+    ids: int
+    step: int | None = None
+    float_only: bool = False
+
+
+RULES = {
+    "ResourceScatterAdd": Rule("scatter_add", 0, (), 2, 1),
+    "ResourceScatterSub": Rule("scatter_sub", 0, (), 2, 1),
+    "ResourceSparseApplyAdagrad": Rule("adagrad", 1, (2,), 3, 4),
+    "ResourceSparseApplyAdagradV2": Rule("adagrad_v2", 1, (2, 3), 4, 5),
+    "ResourceSparseApplyMomentum": Rule("momentum", 1, (2, 5), 3, 4),
+    "ResourceSparseApplyKerasMomentum": Rule("keras_momentum", 1, (2, 5), 3, 4),
+    "ResourceSparseApplyFtrl": Rule("ftrl", 2, (5, 6, 7, 8), 3, 4),
+    "ResourceSparseApplyFtrlV2": Rule("ftrl_v2", 2, (5, 6, 7, 8, 9), 3, 4),
+    "ResourceSparseApplyRMSProp": Rule("rms_prop", 2, (3, 4, 5, 6), 7, 8),
+    "ResourceSparseApplyAdadelta": Rule("adadelta", 2, (3, 4, 5), 6, 7),
+    "ResourceSparseApplyProximalAdagrad": Rule(
+        "proximal_adagrad", 1, (2, 3, 4), 5, 6, float_only=True
+    ),
+    "ResourceSparseApplyAdagradDA": Rule(
+        "adagrad_da", 2, (5, 6, 7), 3, 4, step=8, float_only=True
+    ),
+}
+UPDATE_OPS = tuple(RULES)
+FLAGS = ("update_slots", "use_nesterov", "multiply_linear_by_lr", "use_locking")
+_TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Gradient rows for some ids. `grad` is a whole tensor or a slice of one."""
+
+    ids: Ids
+    grad: Tensor | Slice
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseUpdate:
+    """One update of `table`.
+
+    Attributes:
+      node: the stock op.
+      rule: how its inputs are laid out.
+      dtype: type of variable, slots and gradient.
+      flags: those of FLAGS that the op has.
+      sum_duplicates: rows of one id are summed before the rule is applied.
+      parts: gradient rows, in order; several where the table has several
+        lookups.
+      negate, scale: the rows are negated, then multiplied by a scalar.
+    """
+
+    node: Node
+    rule: Rule
+    table: Table
+    dtype: dtypes.DType
+    flags: tuple[tuple[str, bool], ...]
+    sum_duplicates: bool
+    parts: tuple[Part, ...]
+    negate: bool
+    scale: Tensor | None
+
+
+def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
+    """The update at one of UPDATE_OPS, or the reason why it is left alone."""
+    rule = RULES[node.op]
+    dtype = node.attr("T") or node.attr("dtype")
+    if dtype not in _TYPES:
+        return f"the variable is {dtype.name}, not of a floating-point type"
+    if rule.float_only and dtype not in (dtypes.float32, dtypes.float64):
+        return f"the rule has no {dtype.name} kernel"
+    if "GPU" in node.device.upper():
+        return "the update is on a GPU, and packed updates have no GPU kernel yet"
+    values, ids = node.inputs[rule.grad], node.inputs[rule.ids]
+    if rule.slots == 0 and not _is_vector_of_ids(view, node, values, ids):
+        return "updates are not one row per id"
+    index_type = node.attr("Tindices")
+    summed = _match_sum(view, values, ids, node.device)
+    if summed is not None:
+        values, ids = summed
+    negate, scale = False, None
+    if summed is None and rule.slots == 0:
+        values, negate, scale = _match_scale(view, values, node.device)
+    parts = tuple(
+        Part(
+            find_ids(view, part_ids, index_type, node.device, flat=True),
+            _find_grad(view, part_values, node.device),
+        )
+        for part_values, part_ids in _split_parts(view, values, ids, node.device)
+    )
+    flags = tuple(
+        (name, node.attr(name)) for name in FLAGS if node.attr(name) is not None
+    )
+    return SparseUpdate(
+        node,
+        rule,
+        view.table(node.inputs[0]),
+        dtype,
+        flags,
+        summed is not None,
+        parts,
+        negate,
+        scale,
+    )
+
+
+def _is_vector_of_ids(view, node, values, ids) -> bool:
+    """ResourceScatter* broadcast scalars and take ids of any shape; a packed
+    update takes a row for each id. Where shapes are unknown, only the form that
+    IndexedSlices have is taken."""
+    values_shape, ids_shape = view.shape(values), view.shape(ids)
+    if values_shape is not None and ids_shape is not None:
+        table = view.table(node.inputs[0]).shape
+        if table is not None and len(values_shape) != len(ids_shape) + len(table) - 1:
+            return False
+        return len(values_shape) > 0
+    producer = view.producer(ids)
+    return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
+
+
+def _match_sum(
+    view: GraphView, values: Tensor, ids: Tensor, device: str
+) -> tuple[Tensor, Tensor] | None:
+    """(rows, ids) before UnsortedSegmentSum(rows, Unique(ids)) made ids unique."""
+    total = view.movable(values, device)
+    unique = view.movable(ids, device)
+    if total is None or total.op != "UnsortedSegmentSum":
+        return None
+    if unique is None or unique.op != "Unique" or ids[1] != 0:
+        return None
+    rows, segments, count = total.inputs
+    if segments != (unique.name, 1) or not _counts(view, count, ids):
+        return None
+    return rows, unique.inputs[0]
+
+
+def _counts(view: GraphView, count: Tensor, vector: Tensor) -> bool:
+    """Whether `count` is the length of `vector`: shape(vector)[0]."""
+    node = view.producer(view.skip(count, FORWARDING))
+    if node is None:
+        return False
+    if node.op == "Size":
+        return node.inputs[0] == vector
+    if node.op != "StridedSlice" or view.constant_ints(node.inputs[1]) != [0]:
+        return False
+    shape = view.producer(node.inputs[0])
+    return shape is not None and shape.op == "Shape" and shape.inputs[0] == vector
+
+
+def _match_scale(
+    view: GraphView, values: Tensor, device: str
+) -> tuple[Tensor, bool, Tensor | None]:
+    """(rows, negated, scale) of -rows * scale, as gradient descent writes it."""
+    scale = None
+    node = view.movable(values, device)
+    if node is not None and node.op == "Mul":
+        for row_input in (0, 1):
+            rows, factor = node.inputs[row_input], node.inputs[1 - row_input]
+            if view.is_scalar(factor) and not view.is_scalar(rows):
+                values, scale = rows, factor
+                break
+        node = view.movable(values, device)
+    if node is not None and node.op == "Neg":
+        return node.inputs[0], True, scale
+    return values, False, scale
+
+
+def _split_parts(view: GraphView, values: Tensor, ids: Tensor, device: str):
+    """Pairs of (rows, ids) that tf.gradients concatenated for one table.
+
+    The n-th rows must belong to the n-th ids, which is told by the shape that
+    the gradient of a gather gives its rows: concat([size(ids)], row shape).
+    """
+    values_node, ids_node = view.movable(values, device), view.movable(ids, device)
+    whole = [(values, ids)]
+    if values_node is None or ids_node is None:
+        return whole
+    if values_node.op != "ConcatV2" or ids_node.op != "ConcatV2":
+        return whole
+    if len(values_node.inputs) != len(ids_node.inputs):
+        return whole
+    for node in (values_node, ids_node):
+        if view.constant_int(node.inputs[-1]) != 0:
+            return whole
+    pairs = list(zip(values_node.inputs[:-1], ids_node.inputs[:-1], strict=True))
+    return pairs if all(_belong(view, *pair) for pair in pairs) else whole
+
+
+def _belong(view: GraphView, values: Tensor, ids: Tensor) -> bool:
+    reshape = view.producer(values)
+    flatten = view.producer(ids)
+    if reshape is None or reshape.op != "Reshape":
+        return False
+    if flatten is None or flatten.op != "Reshape":
+        return False
+    # Both shapes are built from one node, size(ids).
+    sizes = _size_of(view, reshape.inputs[1]), _size_of(view, flatten.inputs[1])
+    return sizes[0] is not None and sizes[0] == sizes[1]
+
+
+def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
+    """The tensor whose size is the first entry of a shape, if it shows."""
+    node = view.producer(shape)
+    if node is not None and node.op == "ConcatV2":
+        node = view.producer(node.inputs[0])
+    if node is not None and node.op == "ExpandDims":
+        node = view.producer(node.inputs[0])
+    return node.inputs[0] if node is not None and node.op == "Size" else None
+
+
+def _find_grad(view: GraphView, values: Tensor, device: str) -> Tensor | Slice:
+    """The rows' source, past the reshapes that only rename their dimensions."""
+    while True:
+        node = view.movable(values, device)
+        if node is None:
+            return values
+        if node.op in ("Reshape", "ExpandDims", "Squeeze") or node.op in FORWARDING:
+            values = node.inputs[0]
+            continue
+        if node.op in ("SplitV", "Slice", "Unpack"):
+            return match_slice(view, values) or values
+        return values

@@ -1,0 +1,796 @@
+"""A read view over the nodes of a graph, and the edits that a pass makes.
+
+Everything that touches protobuf lives here and in `functions.py`: passes and
+fragments see `Node`s, tensors as `(name, port)` pairs, and plain values.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
+
+Tensor = tuple[str, int]  # node name, output port
+Shape = tuple[int | None, ...]  # None: a dimension that is not known
+
+
+class Node:
+    """One node. `inputs` are tensors, `controls` names of nodes."""
+
+    __slots__ = ("_def", "controls", "device", "index", "inputs", "name", "op")
+
+    def __init__(self, node_def: node_def_pb2.NodeDef, index: int):
+        self._def = node_def
+        self.index = index
+        self.name = node_def.name
+        self.op = node_def.op
+        self.device = node_def.device
+        inputs = []
+        controls = []
+        for edge in node_def.input:
+            if edge[0] == "^":
+                controls.append(edge[1:])
+            else:
+                name, colon, port = edge.partition(":")
+                inputs.append((name, int(port) if colon else 0))
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        self.controls: tuple[str, ...] = tuple(controls)
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """The attribute's value, or `default`.
+
+        Types come as `tf.DType`, shapes as `Shape` (None: unknown rank), tensors
+        as TensorProto. A plain read of `node.attr[key]` would add the attribute.
+        """
+        attrs = self._def.attr
+        if key not in attrs:
+            return default
+        return _attr_value(attrs[key])
+
+    def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
+        return self._def.attr[key] if key in self._def.attr else None
+
+    def __repr__(self):
+        return f"Node({self.op} {self.name!r})"
+
+
+def _attr_value(value: attr_value_pb2.AttrValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "list":
+        items = value.list
+        for field in ("s", "i", "f", "b", "type", "shape", "tensor"):
+            values = getattr(items, field)
+            if len(values) > 0:
+                return [_plain(field, item) for item in values]
+        return []
+    return None if kind is None else _plain(kind, getattr(value, kind))
+
+
+def _plain(kind: str, value: Any) -> Any:
+    if kind == "s":
+        return value.decode("utf-8", "replace")
+    if kind == "type":
+        return dtypes.as_dtype(value)
+    if kind == "shape":
+        if value.unknown_rank:
+            return None
+        return tuple(dim.size if dim.size >= 0 else None for dim in value.dim)
+    return value
+
+
+def tensor_name(tensor: Tensor) -> str:
+    """The spelling of a tensor in a NodeDef's inputs."""
+    name, port = tensor
+    return f"{name}:{port}" if port else name
+
+
+class Table(NamedTuple):
+    """The variable behind a resource edge."""
+
+    root: Tensor  # where the resource edge comes from: the table's identity
+    name: str  # shared name of the variable; else the root's node
+    shape: Shape | None
+    dtype: dtypes.DType | None
+
+
+# Ops whose output is their first input, as far as values go.
+FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
+_SAME_SHAPE = FORWARDING | {"Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter"}
+_RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
+
+
+class GraphView:
+    """An immutable view over nodes.
+
+    Args:
+      nodes: NodeDefs, not copied.
+      feeds: names of nodes whose outputs are fed: what is before them does not
+        run.
+      preserve: names of nodes that must keep their name and their outputs, which
+        somebody may fetch or feed.
+      roots: sets of nodes that are run apart from each other, such as the
+        outputs of several signatures; None: all of the graph runs together.
+      arg_tables: shape and dtype of variables behind function arguments, by
+        node name, where the nodes themselves do not say.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[node_def_pb2.NodeDef],
+        *,
+        feeds: Iterable[str] = (),
+        preserve: Iterable[str] = (),
+        roots: Sequence[Iterable[str]] | None = None,
+        arg_tables: dict[str, tuple[Shape | None, dtypes.DType | None]] | None = None,
+    ):
+        self.nodes: dict[str, Node] = {}
+        for index, node_def in enumerate(nodes):
+            node = Node(node_def, index)
+            self.nodes[node.name] = node
+        self.feeds = frozenset(feeds)
+        self.preserve = frozenset(preserve)
+        self._arg_tables = arg_tables or {}
+        self._shapes: dict[Tensor, Shape | None] = {}
+        self._consumers: dict[Tensor, list[tuple[Node, int]]] = {}
+        self._control_consumers: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            for position, tensor in enumerate(node.inputs):
+                self._consumers.setdefault(tensor, []).append((node, position))
+            for name in node.controls:
+                self._control_consumers.setdefault(name, []).append(node)
+        self._roots = None if roots is None else [frozenset(root) for root in roots]
+        self._serves: dict[str, int] | None = None
+        self._order: list[Node] | None = None
+        self._guards: dict[str, frozenset] | None = None
+        self._frames: dict[str, tuple[str, ...]] = {}
+
+    # -- structure ---------------------------------------------------------
+
+    def producer(self, tensor: Tensor) -> Node | None:
+        """The node behind a tensor; None if it is fed or not in the graph."""
+        return None if tensor[0] in self.feeds else self.nodes.get(tensor[0])
+
+    def movable(self, tensor: Tensor, device: str) -> Node | None:
+        """The producer, if a packed op on `device` may do its work: it is not fed
+        or fetched, waits for nobody, and lies on that device."""
+        node = self.producer(tensor)
+        if (
+            node is None
+            or node.controls
+            or node.device != device
+            or node.name in self.preserve
+        ):
+            return None
+        return node
+
+    def consumers(self, tensor: Tensor) -> Sequence[tuple[Node, int]]:
+        """Nodes that read the tensor, with the input's position."""
+        return self._consumers.get(tensor, ())
+
+    def control_consumers(self, name: str) -> Sequence[Node]:
+        return self._control_consumers.get(name, ())
+
+    def of_types(self, op_types: Iterable[str]) -> list[Node]:
+        """The nodes of some op types, in graph order."""
+        wanted = frozenset(op_types)
+        return [node for node in self.nodes.values() if node.op in wanted]
+
+    def serves(self, name: str) -> int:
+        """Which of the sets of roots need the node, as a bit mask.
+
+        Nodes with different masks are not always run together, so no op may do
+        the work of both. Where all runs together, the mask is 1.
+        """
+        if self._roots is None:
+            return 1
+        if self._serves is None:
+            self._serves = dict.fromkeys(self.nodes, 0)
+            for bit, root in enumerate(self._roots):
+                for reached in reachable(self.nodes, root, ()):
+                    self._serves[reached] |= 1 << bit
+        return self._serves[name]
+
+    def order(self) -> list[Node]:
+        """All nodes in an order in which inputs come first.
+
+        Edges from NextIteration to Merge close loops and are left out. Among
+        nodes that are ready, graph order decides, so the order is repeatable.
+        """
+        if self._order is not None:
+            return self._order
+        waiting: dict[str, int] = {}
+        ready: collections.deque[Node] = collections.deque()
+        followers: dict[str, list[Node]] = {}
+        for name, node in self.nodes.items():
+            edges = 0
+            if name not in self.feeds:
+                for source in self._sources(node):
+                    followers.setdefault(source, []).append(node)
+                    edges += 1
+            waiting[name] = edges
+            if edges == 0:
+                ready.append(node)
+        order = []
+        while ready:
+            node = ready.popleft()
+            order.append(node)
+            for follower in followers.get(node.name, ()):
+                waiting[follower.name] -= 1
+                if waiting[follower.name] == 0:
+                    ready.append(follower)
+        if len(order) != len(waiting):
+            stuck = sorted(name for name, edges in waiting.items() if edges > 0)
+            raise ValueError(
+                f"The graph has a cycle that no loop explains, through {stuck[:5]}."
+            )
+        self._order = order
+        return order
+
+    def _sources(self, node: Node) -> Iterable[str]:
+        """Names of nodes that must run before `node`, with repetitions."""
+        closes_loop = node.op in ("Merge", "RefMerge")
+        for tensor in node.inputs:
+            source = self.nodes.get(tensor[0])
+            if source is None:
+                continue
+            if closes_loop and source.op in ("NextIteration", "RefNextIteration"):
+                continue
+            yield source.name
+        for name in node.controls:
+            if name in self.nodes:
+                yield name
+
+    def levels(self, anchors: Iterable[str]) -> dict[str, int]:
+        """Per node, the most anchors on a path that ends with it.
+
+        Two anchors of one level cannot depend on each other, and any number of
+        groups of anchors, each of one level, can be contracted at once without
+        a cycle: every edge into a group rises by a level, and none falls.
+        """
+        anchor_set = frozenset(anchors)
+        levels: dict[str, int] = {}
+        for node in self.order():
+            level = 0
+            if node.name not in self.feeds:
+                for source in self._sources(node):
+                    level = max(level, levels[source])
+            levels[node.name] = level + (node.name in anchor_set)
+        return levels
+
+    # -- control flow ------------------------------------------------------
+
+    def guard(self, name: str) -> frozenset:
+        """Switch outputs under which the node is dead if they are not taken.
+
+        Ops in one pack need equal guards: a pack with one dead input is dead as
+        a whole, and consumers of its other outputs would silently get empty
+        tensors. Elements are (predicate tensor, output port).
+        """
+        self._find_guards()
+        return self._guards.get(name, frozenset())
+
+    def frame(self, name: str) -> tuple[str, ...]:
+        """Names of the while frames around the node, outermost first."""
+        self._find_guards()
+        return self._frames.get(name, ())
+
+    def _find_guards(self) -> None:
+        if self._guards is not None:
+            return
+        self._guards = {}
+        if not any(
+            node.op in ("Switch", "RefSwitch", "_SwitchN", "Enter", "RefEnter")
+            for node in self.nodes.values()
+        ):
+            return
+        # What an edge carries on: of Switch it depends on the port, Exit leaves
+        # a frame and with it the guards that were set inside.
+        outgoing: dict[str, tuple[frozenset, tuple[str, ...]]] = {}
+        frame_guards: dict[tuple[str, ...], frozenset] = {(): frozenset()}
+        nothing: tuple[frozenset, tuple[str, ...]] = (frozenset(), ())
+        for node in self.order():
+            guards = []
+            frame: tuple[str, ...] = ()
+            if node.name not in self.feeds:
+                for tensor in node.inputs:
+                    source = self.nodes.get(tensor[0])
+                    if source is None or source.name not in outgoing:
+                        continue
+                    guard, source_frame = outgoing[source.name]
+                    guards.append(guard | self._switch_guard(source, tensor[1]))
+                    if len(source_frame) > len(frame):
+                        frame = source_frame
+                for name in node.controls:
+                    guard, source_frame = outgoing.get(name, nothing)
+                    if node.op not in ("Merge", "RefMerge"):
+                        guards.append(guard)
+                    if len(source_frame) > len(frame):
+                        frame = source_frame
+            if node.op in ("Merge", "RefMerge"):
+                guard = frozenset.intersection(*guards) if guards else frozenset()
+            else:
+                guard = frozenset().union(*guards)
+            self._guards[node.name] = guard
+            self._frames[node.name] = frame
+            if node.op in ("Enter", "RefEnter"):
+                inner = (*frame, node.attr("frame_name", ""))
+                known = frame_guards.get(inner)
+                frame_guards[inner] = guard if known is None else known & guard
+                outgoing[node.name] = (guard, inner)
+            elif node.op in ("Exit", "RefExit"):
+                outgoing[node.name] = (frame_guards.get(frame, frozenset()), frame[:-1])
+            else:
+                outgoing[node.name] = (guard, frame)
+
+    def edge_guard(self, tensor: Tensor) -> frozenset:
+        """The guard that a reader of the tensor inherits."""
+        node = self.producer(tensor)
+        if node is None:
+            return frozenset()
+        return self.guard(node.name) | self._switch_guard(node, tensor[1])
+
+    def _switch_guard(self, node: Node, port: int) -> frozenset:
+        if node.op not in ("Switch", "RefSwitch", "_SwitchN"):
+            return frozenset()
+        return frozenset({(self.skip(node.inputs[1], FORWARDING), port)})
+
+    # -- values ------------------------------------------------------------
+
+    def skip(self, tensor: Tensor, ops: frozenset) -> Tensor:
+        """The tensor before a chain of ops that pass on their first input."""
+        while True:
+            node = self.producer(tensor)
+            if node is None or node.op not in ops or not node.inputs:
+                return tensor
+            tensor = node.inputs[0]
+
+    def table(self, handle: Tensor) -> Table:
+        """The variable behind a resource tensor, found along its edges."""
+        root = self.skip(handle, _RESOURCE_PATH)
+        node = self.nodes.get(root[0])
+        shape = dtype = None
+        name = root[0]
+        if node is not None:
+            if node.op == "VarHandleOp":
+                shape = node.attr("shape")
+                dtype = node.attr("dtype")
+                name = node.attr("shared_name", "") or node.name
+            elif "_handle_shapes" in node._def.attr:
+                shapes = node.attr("_handle_shapes")
+                types = node.attr("_handle_dtypes", [])
+                shape = shapes[0] if shapes else None
+                dtype = types[0] if types else None
+            elif root[0] in self._arg_tables:
+                shape, dtype = self._arg_tables[root[0]]
+        return Table(root, name, shape, dtype)
+
+    def constant(self, tensor: Tensor):
+        """The value of a constant as a NumPy array, else None."""
+        node = self.producer(self.skip(tensor, FORWARDING))
+        if node is None or node.op != "Const":
+            return None
+        return tensor_util.MakeNdarray(node._def.attr["value"].tensor)
+
+    def constant_int(self, tensor: Tensor) -> int | None:
+        """The value of a constant with one element, as an int."""
+        value = self.constant(tensor)
+        return None if value is None or value.size != 1 else int(value.reshape(-1)[0])
+
+    def constant_ints(self, tensor: Tensor) -> list[int] | None:
+        value = self.constant(tensor)
+        return None if value is None else [int(item) for item in value.reshape(-1)]
+
+    def shape(self, tensor: Tensor) -> Shape | None:
+        """What is known of a tensor's shape without running anything."""
+        if tensor in self._shapes:
+            return self._shapes[tensor]
+        self._shapes[tensor] = None  # a loop finds this
+        shape = self._infer_shape(tensor)
+        self._shapes[tensor] = shape
+        return shape
+
+    def _infer_shape(self, tensor: Tensor) -> Shape | None:
+        node = self.nodes.get(tensor[0])
+        if node is None:
+            return None
+        port = tensor[1]
+        for key in ("_output_shapes", "output_shapes"):
+            shapes = node.attr(key)
+            if shapes is not None:
+                return shapes[port] if port < len(shapes) else None
+        op = node.op
+        if op in ("Placeholder", "PlaceholderWithDefault"):
+            return node.attr("shape")
+        if node.name in self.feeds or not node.inputs:
+            if op == "Const":
+                dims = node._def.attr["value"].tensor.tensor_shape.dim
+                return tuple(dim.size for dim in dims)
+            return None
+        first = node.inputs[0]
+        if op in _SAME_SHAPE:
+            return self.shape(first)
+        if op == "ReadVariableOp":
+            return self.table(first).shape
+        if op == "ResourceGather":
+            ids, table = self.shape(node.inputs[1]), self.table(first).shape
+            if ids is None or table is None or node.attr("batch_dims", 0) != 0:
+                return None
+            return ids + table[1:]
+        if op == "Reshape":
+            return self._reshaped(first, node.inputs[1])
+        if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
+            shape = self.shape(first if op != "Split" else node.inputs[1])
+            return None if shape is None else self._resized(node, shape)
+        if op in ("Mul", "RealDiv", "AddV2", "Sub"):
+            a, b = (self.shape(operand) for operand in node.inputs)
+            if a == () or b == ():
+                return a if b == () else b
+        return None
+
+    def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
+        dims = self.constant_ints(shape)
+        if dims is None:
+            packed = self.producer(shape)
+            if packed is None or packed.op != "Pack":
+                return None
+            # tf.stack([batch, 8]): what is constant of it is known.
+            parts = [self.constant_int(item) for item in packed.inputs]
+            return tuple(part if part is None or part >= 0 else None for part in parts)
+        if -1 in dims:
+            known = self.shape(data)
+            if known is not None and None not in known:
+                elements = 1
+                for size in known:
+                    elements *= size
+                for size in dims:
+                    elements = elements // size if size > 0 else elements
+                dims = [elements if size == -1 else size for size in dims]
+        return tuple(size if size >= 0 else None for size in dims)
+
+    def _resized(self, node: Node, shape: Shape) -> Shape | None:
+        if node.op == "ExpandDims":
+            axis = self.constant_int(node.inputs[1])
+            if axis is None:
+                return None
+            axis = axis if axis >= 0 else axis + len(shape) + 1
+            return (*shape[:axis], 1, *shape[axis:])
+        if node.op == "Squeeze":
+            axes = node.attr("squeeze_dims") or []
+            if not axes:
+                if None in shape:
+                    return None
+                return tuple(size for size in shape if size != 1)
+            drop = {axis % len(shape) for axis in axes}
+            return tuple(size for axis, size in enumerate(shape) if axis not in drop)
+        if node.op == "Unpack":
+            axis = node.attr("axis", 0) % len(shape)
+            return shape[:axis] + shape[axis + 1 :]
+        if node.op == "Split":
+            axis = self.constant_int(node.inputs[0])
+            if axis is None:
+                return None
+            axis %= len(shape)
+            size = shape[axis]
+            part = None if size is None else size // node.attr("num_split", 1)
+            return (*shape[:axis], part, *shape[axis + 1 :])
+        columns = column_slice(self, node)
+        if columns is None:
+            return None
+        _, width, squeezed = columns
+        return shape[:1] if squeezed else (shape[0], width)
+
+    def is_scalar(self, tensor: Tensor) -> bool:
+        return self.shape(tensor) == ()
+
+
+def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
+    """(first column, columns, whether the axis is dropped) of x[:, a:b].
+
+    For a StridedSlice of a tensor whose static rank is 2; None for all others.
+    """
+    shape = view.shape(node.inputs[0])
+    if shape is None or len(shape) != 2:
+        return None
+    begin, end, strides = (view.constant_ints(edge) for edge in node.inputs[1:4])
+    if begin is None or end is None or strides is None or len(begin) != 2:
+        return None
+    rows_whole = (
+        node.attr("begin_mask", 0) & 1 and node.attr("end_mask", 0) & 1
+    ) or node.attr("ellipsis_mask", 0) == 1
+    if (
+        not rows_whole
+        or strides != [1, 1]
+        or node.attr("new_axis_mask", 0)
+        or node.attr("ellipsis_mask", 0) not in (0, 1)
+        or node.attr("shrink_axis_mask", 0) not in (0, 2)
+    ):
+        return None
+    squeezed = node.attr("shrink_axis_mask", 0) == 2
+    columns = shape[1]
+    first = 0 if node.attr("begin_mask", 0) & 2 else begin[1]
+    if first < 0:
+        if columns is None:
+            return None
+        first += columns
+    if squeezed:
+        return (first, 1, True) if first >= 0 else None
+    last = columns if node.attr("end_mask", 0) & 2 else end[1]
+    if last is None:
+        return None
+    if last < 0:
+        if columns is None:
+            return None
+        last += columns
+    if columns is not None:
+        last = min(last, columns)
+    return (first, last - first, False) if 0 <= first < last else None
+
+
+class Edits:
+    """Changes to a graph, collected by a pass and applied at once."""
+
+    def __init__(self, view: GraphView):
+        self._view = view
+        self._added: list[node_def_pb2.NodeDef] = []
+        self._removed: set[str] = set()
+        self._tensors: dict[Tensor, Tensor] = {}
+        self._stand_ins: dict[str, Tensor] = {}
+        self._controls: dict[str, str] = {}
+        self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._added or self._removed)
+
+    def add(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[Tensor],
+        *,
+        device: str,
+        controls: Iterable[str] = (),
+        **attrs: Any,
+    ) -> str:
+        """Adds a node; returns its name, made unique. Values may be plain."""
+        unique = name
+        taken = {node.name for node in self._added}
+        count = 0
+        while unique in self._view.nodes or unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        node = node_def_pb2.NodeDef(name=unique, op=op, device=device)
+        node.input.extend(tensor_name(tensor) for tensor in inputs)
+        node.input.extend("^" + control for control in sorted(set(controls)))
+        for key, value in attrs.items():
+            node.attr[key].CopyFrom(_to_attr(value))
+        self._added.append(node)
+        return unique
+
+    def replace_tensor(self, old: Tensor, new: Tensor) -> None:
+        """Everyone who read `old` reads `new`."""
+        if old[0] in self._view.preserve:
+            self._stand_ins[old[0]] = new
+        else:
+            self._tensors[old] = new
+
+    def remove(self, name: str, waits_for: str) -> None:
+        """Removes a node; who waited for it waits for node `waits_for`.
+
+        What fed only removed nodes and has no effect of its own goes too. A
+        preserved name stays, as an Identity or NoOp behind the replacement, and
+        its readers keep reading it: it may be fed.
+        """
+        self._removed.add(name)
+        self._controls[name] = waits_for
+
+    def set_inputs(self, name: str, inputs: Sequence[Tensor], **attrs: Any) -> None:
+        """Gives a node other inputs (its control inputs stay) and attributes."""
+        self._inputs[name] = (tuple(inputs), attrs)
+
+    def apply(self) -> list[node_def_pb2.NodeDef]:
+        """The edited graph: nodes in their old order, new ones at the end."""
+        view = self._view
+        kept: list[node_def_pb2.NodeDef] = []
+        for name, node in view.nodes.items():
+            if name in self._removed:
+                if name in view.preserve:
+                    kept.append(self._stand_in(node))
+                continue
+            kept.append(self._rewired(self._with_inputs(node)))
+        kept.extend(self._rewired(node) for node in self._added)
+        return self._without_orphans(kept)
+
+    def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
+        if node.name not in self._inputs:
+            return node._def
+        inputs, attrs = self._inputs[node.name]
+        copy = node_def_pb2.NodeDef()
+        copy.CopyFrom(node._def)
+        del copy.input[:]
+        copy.input.extend(tensor_name(tensor) for tensor in inputs)
+        copy.input.extend("^" + name for name in node.controls)
+        for key, value in attrs.items():
+            copy.attr[key].CopyFrom(_to_attr(value))
+        return copy
+
+    def _stand_in(self, node: Node) -> node_def_pb2.NodeDef:
+        replacement = self._stand_ins.get(node.name)
+        stand_in = node_def_pb2.NodeDef(name=node.name, device=node.device)
+        if replacement is None:
+            stand_in.op = "NoOp"
+            stand_in.input.append("^" + self._controls[node.name])
+        else:
+            stand_in.op = "Identity"
+            stand_in.input.append(tensor_name(replacement))
+            dtype = node.copy_attr("dtype") or node.copy_attr("T")
+            stand_in.attr["T"].CopyFrom(dtype)
+        return stand_in
+
+    def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+        edges = []
+        changed = False
+        seen = set()
+        for edge in node.input:
+            new = edge
+            if edge[0] == "^":
+                target = self._controls.get(edge[1:])
+                if target is not None and target != node.name:
+                    new = "^" + target
+            else:
+                name, colon, port = edge.partition(":")
+                target = self._tensors.get((name, int(port) if colon else 0))
+                if target is not None and target[0] != node.name:
+                    new = tensor_name(target)
+            changed = changed or new != edge
+            if new[0] == "^":
+                if new in seen:
+                    continue
+                seen.add(new)
+            edges.append(new)
+        if not changed:
+            return node
+        copy = node_def_pb2.NodeDef()
+        copy.CopyFrom(node)
+        del copy.input[:]
+        copy.input.extend(edges)
+        return copy
+
+    def _without_orphans(self, nodes):
+        """Drops nodes without effect whose every consumer was taken away."""
+        readers: collections.Counter[str] = collections.Counter()
+        by_name = {}
+        for node in nodes:
+            by_name[node.name] = node
+            readers.update(_edge_node(edge) for edge in node.input)
+        dropped: set[str] = set()
+        pending = []
+        for name in self._removed:
+            pending.extend(_edge_node(edge) for edge in self._view.nodes[name]._def.input)
+        for old in self._tensors:
+            pending.append(old[0])
+        view = self._view
+        while pending:
+            name = pending.pop()
+            node = by_name.get(name)
+            if node is None or name in dropped or readers[name] > 0:
+                continue
+            if name in view.preserve or name in view.feeds or _has_effect(node.op):
+                continue
+            dropped.add(name)
+            for edge in node.input:
+                source = _edge_node(edge)
+                readers[source] -= 1
+                pending.append(source)
+        if not dropped:
+            return nodes
+        return [node for node in nodes if node.name not in dropped]
+
+
+def reachable(nodes, roots: Iterable[str], feeds) -> set[str]:
+    """Names of `nodes` that the roots depend on, themselves included; what is
+    before a fed node does not count. `nodes` maps names to Nodes."""
+    reached: set[str] = set()
+    pending = [name for name in roots if name in nodes]
+    while pending:
+        name = pending.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        if name in feeds:
+            continue
+        node = nodes[name]
+        for source, _ in node.inputs:
+            if source in nodes:
+                pending.append(source)
+        pending.extend(source for source in node.controls if source in nodes)
+    return reached
+
+
+def prune(node_defs, preserve: Iterable[str], feeds, keep_effects: bool):
+    """The NodeDefs that run for `preserve`, in their order.
+
+    With `keep_effects`, stateful nodes run too, as in a function that does not
+    say which of its nodes have effects.
+    """
+    nodes = {}
+    for index, node_def in enumerate(node_defs):
+        node = Node(node_def, index)
+        nodes[node.name] = node
+    roots = list(preserve)
+    if keep_effects:
+        roots.extend(name for name, node in nodes.items() if _has_effect(node.op))
+    reached = reachable(nodes, roots, feeds) | frozenset(feeds)
+    return [node_def for node_def in node_defs if node_def.name in reached]
+
+
+def _edge_node(edge: str) -> str:
+    return edge.lstrip("^").partition(":")[0]
+
+
+def _has_effect(op: str) -> bool:
+    """Whether a node may not vanish although nobody reads it."""
+    if op in ("Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"):
+        return True
+    op_def = op_def_registry.get(op)
+    # An unknown op is a call of a library function.
+    return op_def is None or op_def.is_stateful
+
+
+def _to_attr(value: Any) -> attr_value_pb2.AttrValue:
+    attr = attr_value_pb2.AttrValue()
+    if isinstance(value, attr_value_pb2.AttrValue):
+        attr.CopyFrom(value)
+    elif isinstance(value, bool):
+        attr.b = value
+    elif isinstance(value, int):
+        attr.i = value
+    elif isinstance(value, str):
+        attr.s = value.encode()
+    elif isinstance(value, dtypes.DType):
+        attr.type = value.as_datatype_enum
+    elif isinstance(value, Sequence):
+        _fill_list(attr.list, value)
+    else:
+        raise TypeError(f"No attribute can hold {value!r}.")
+    return attr
+
+
+class ShapeAttr(NamedTuple):
+    """Marks a shape among attribute values; None: unknown rank."""
+
+    shape: Shape | None
+
+
+def _fill_list(items, values: Sequence[Any]) -> None:
+    items.SetInParent()
+    for value in values:
+        if isinstance(value, ShapeAttr):
+            shape = items.shape.add()
+            if value.shape is None:
+                shape.unknown_rank = True
+            else:
+                for size in value.shape:
+                    shape.dim.add().size = -1 if size is None else size
+        elif isinstance(value, bool):
+            items.b.append(value)
+        elif isinstance(value, int):
+            items.i.append(value)
+        elif isinstance(value, str):
+            items.s.append(value.encode())
+        elif isinstance(value, dtypes.DType):
+            items.type.append(value.as_datatype_enum)
+        else:
+            raise TypeError(f"No list attribute can hold {value!r}.")
+
+
+def graph_def_of(nodes: Iterable[node_def_pb2.NodeDef], like=None) -> graph_pb2.GraphDef:
+    """A GraphDef of nodes; library and versions are those of `like`."""
+    graph_def = graph_pb2.GraphDef()
+    graph_def.node.extend(nodes)
+    if like is not None:
+        graph_def.library.CopyFrom(like.library)
+        graph_def.versions.CopyFrom(like.versions)
+    return graph_def

@@ -1,0 +1,207 @@
+"""The bridge to Grappler: the callback, and the configurations that switch
+the optimizer on."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import threading
+
+from absl import logging
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+
+from picasso_tf import ops
+from picasso_tf.graph import graph_def_of, prune
+from picasso_tf.options import Options
+from picasso_tf.passes import PASSES
+from picasso_tf.report import Report
+from picasso_tf.rewrite import rewrite_nodes
+
+OPTIMIZER = "picasso"
+_KEPT_REPORTS = 256
+
+_UNCHANGED, _REWRITTEN, _FAILED = range(3)
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_void_p,
+)
+
+_lock = threading.Lock()
+_reports: collections.deque[Report] = collections.deque(maxlen=_KEPT_REPORTS)
+_callback = None  # ctypes needs it kept alive
+
+
+def reports() -> list[Report]:
+    """Reports of the latest 256 rewrites in this process, oldest first.
+
+    Only graphs in which something was recognised are in it. A graph may be there
+    more than once: TensorFlow optimizes a function per instance, a session per
+    set of fetches.
+    """
+    with _lock:
+        return list(_reports)
+
+
+def last_report() -> Report | None:
+    """The latest report, preferably of a graph that was changed; None: no graph
+    with anything to pack has run so far."""
+    kept = reports()
+    changed = [report for report in kept if report.changed]
+    return (changed or kept or [None])[-1]
+
+
+def install() -> None:
+    """Hands the pipeline to the native library, once per process."""
+    global _callback
+    with _lock:
+        if _callback is not None:
+            return
+        _callback = _CALLBACK(_rewrite)
+    library = ops.native()
+    library.PicassoInstall.argtypes = [_CALLBACK, ctypes.c_char_p]
+    library.PicassoReply.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
+    triggers = sorted({op for pass_type in PASSES for op in pass_type.triggers})
+    library.PicassoInstall(_callback, "\n".join(triggers).encode())
+
+
+def _rewrite(graph, size, feeds, preserve, item, options, reply) -> int:
+    """Called by the optimizer; nothing may escape into C++."""
+
+    def answer(data: bytes) -> None:
+        ops.native().PicassoReply(reply, data, len(data))
+
+    try:
+        chosen = Options.from_json(options.decode() or "{}")
+        graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(graph, size))
+        new_nodes = _rewrite_item(
+            graph_def, _names(feeds), _names(preserve), item.decode(), chosen
+        )
+        if new_nodes is None:
+            return _UNCHANGED
+        answer(graph_def_of(new_nodes).SerializeToString())
+        return _REWRITTEN
+    except Exception as error:
+        logging.exception("picasso_tf: rewriting %s failed.", item.decode())
+        answer(f"{type(error).__name__}: {error}".encode())
+        return _FAILED
+
+
+def _names(joined: bytes) -> list[str]:
+    return joined.decode().split("\n") if joined else []
+
+
+def _rewrite_item(graph_def, feeds, preserve, item: str, options: Options):
+    nodes = list(graph_def.node)
+    if preserve:
+        nodes = prune(nodes, preserve, feeds, keep_effects=False)
+    view_args = {"feeds": feeds, "preserve": preserve}
+    new_nodes, report = rewrite_nodes(nodes, options, item, view_args)
+    if report.packs or report.skipped or report.failures:
+        with _lock:
+            _reports.append(report)
+    return new_nodes
+
+
+def with_picasso(
+    base: config_pb2.ConfigProto, options: Options | None
+) -> config_pb2.ConfigProto:
+    """A copy of `base` under which graphs are rewritten.
+
+    The optimizer runs alone and first, and runs TensorFlow's own afterwards; the
+    fields that are overwritten for this travel along (kernels/grappler).
+    """
+    config = config_pb2.ConfigProto()
+    config.CopyFrom(without_picasso(base))
+    rewriter = config.graph_options.rewrite_options
+    user = rewriter_config_pb2.RewriterConfig(
+        optimizers=rewriter.optimizers,
+        custom_optimizers=rewriter.custom_optimizers,
+        meta_optimizer_iterations=rewriter.meta_optimizer_iterations,
+        fail_on_optimizer_errors=rewriter.fail_on_optimizer_errors,
+        disable_meta_optimizer=rewriter.disable_meta_optimizer,
+    )
+    options = options or Options()
+    del rewriter.optimizers[:]
+    rewriter.optimizers.append(OPTIMIZER)
+    del rewriter.custom_optimizers[:]
+    custom = rewriter.custom_optimizers.add(name=OPTIMIZER)
+    custom.parameter_map["options"].s = options.to_json().encode()
+    custom.parameter_map["user_rewriter_config"].s = user.SerializeToString(
+        deterministic=True
+    )
+    rewriter.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    rewriter.disable_meta_optimizer = False
+    if options.strict:
+        rewriter.fail_on_optimizer_errors = True
+    return config
+
+
+def without_picasso(config: config_pb2.ConfigProto) -> config_pb2.ConfigProto:
+    """`config` as it was before `with_picasso`; itself if it never was."""
+    rewriter = config.graph_options.rewrite_options
+    ours = [c for c in rewriter.custom_optimizers if c.name == OPTIMIZER]
+    if not ours:
+        return config
+    user = rewriter_config_pb2.RewriterConfig.FromString(
+        ours[0].parameter_map["user_rewriter_config"].s
+    )
+    restored = config_pb2.ConfigProto()
+    restored.CopyFrom(config)
+    rewriter = restored.graph_options.rewrite_options
+    for field in (
+        "optimizers",
+        "custom_optimizers",
+        "meta_optimizer_iterations",
+        "fail_on_optimizer_errors",
+        "disable_meta_optimizer",
+    ):
+        rewriter.ClearField(field)
+    rewriter.MergeFrom(user)
+    return restored
+
+
+def session_config(
+    base: config_pb2.ConfigProto | None = None, options: Options | None = None
+) -> config_pb2.ConfigProto:
+    """A ConfigProto that makes a `tf.compat.v1.Session` pack its graphs.
+
+    Args:
+      base: the configuration to start from; it is not changed. Its own graph
+        optimizers run as before, behind ours.
+      options: see `Options`.
+    """
+    install()
+    return with_picasso(base or config_pb2.ConfigProto(), options)
+
+
+def estimator_config(
+    base: config_pb2.ConfigProto | None = None, options: Options | None = None
+) -> config_pb2.ConfigProto:
+    """A ConfigProto for Estimator: `tf.estimator.RunConfig(session_config=...)`.
+
+    Starts from what RunConfig would use itself (soft placement among it), which
+    a fresh ConfigProto would silently switch off.
+
+    Args:
+      base: instead of Estimator's default configuration.
+      options: see `Options`.
+    Raises:
+      RuntimeError: this TensorFlow has no Estimator (2.16 and later).
+    """
+    if base is None:
+        import tensorflow as tf
+
+        if getattr(tf, "estimator", None) is None:
+            raise RuntimeError(
+                f"TensorFlow {tf.__version__} has no Estimator; 2.15 was the last "
+                "that had. Use session_config() or enable()."
+            )
+        base = tf.estimator.RunConfig().session_config
+    return session_config(base, options)

@@ -1,0 +1,176 @@
+"""What passes share: their form, grouping, and the description of ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from tensorflow.core.framework import node_def_pb2
+
+from picasso_tf.fragments.ids import Ids
+from picasso_tf.graph import Edits, GraphView, Node, Shape, Tensor
+from picasso_tf.options import Options
+from picasso_tf.report import Pack, Skipped
+
+# Ids per step of one lookup where no static shape tells.
+ASSUMED_IDS = 1024
+
+Fragment = TypeVar("Fragment")
+
+
+@dataclasses.dataclass
+class PassResult:
+    """What a pass did: the new nodes (None: unchanged), packs, and reasons."""
+
+    nodes: list[node_def_pb2.NodeDef] | None = None
+    packs: list[Pack] = dataclasses.field(default_factory=list)
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
+
+    def skip(self, node: Node, reason: str) -> None:
+        self.skipped.append(Skipped(node.name, node.op, reason))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One rewrite of a graph.
+
+    Attributes:
+      options: what the user chose.
+      name: used in warnings and reports.
+      triggers: op types without which the pass has nothing to do.
+    """
+
+    options: Options
+    name: ClassVar[str]
+    triggers: ClassVar[tuple[str, ...]]
+
+    def run(self, view: GraphView) -> PassResult:
+        raise NotImplementedError
+
+
+def group(
+    view: GraphView,
+    fragments: Sequence[Fragment],
+    node_of: Callable[[Fragment], Node],
+    key_of: Callable[[Fragment], Hashable],
+) -> list[tuple[int, list[Fragment]]]:
+    """Fragments that one op may run, with their level.
+
+    Besides what `key_of` says, members agree in level, device, frame, guard and
+    the roots that they serve; what serves none is passed over.
+    Groups and their members come in graph order.
+    """
+    levels = view.levels(node_of(fragment).name for fragment in fragments)
+    groups: dict[Hashable, list[Fragment]] = {}
+    for fragment in fragments:
+        node = node_of(fragment)
+        if not view.serves(node.name):
+            continue
+        level = levels[node.name]
+        key = (
+            level,
+            node.device,
+            view.frame(node.name),
+            view.guard(node.name),
+            view.serves(node.name),
+            key_of(fragment),
+        )
+        groups.setdefault(key, []).append(fragment)
+    return [(key[0], members) for key, members in groups.items()]
+
+
+def keeps_guard(view: GraphView, node: Node, inputs: Iterable[Tensor]) -> bool:
+    """Whether reading `inputs` instead leaves the node as dead as it was."""
+    guard = frozenset().union(*(view.edge_guard(tensor) for tensor in inputs))
+    for name in node.controls:
+        guard |= view.guard(name)
+    return guard == view.guard(node.name)
+
+
+def cut(
+    members: Sequence[Fragment], volume_of: Callable[[Fragment], int], limit: int
+) -> list[list[Fragment]]:
+    """Consecutive runs of members, each of at most `limit` bytes or one member."""
+    runs: list[list[Fragment]] = []
+    volume = 0
+    for member in members:
+        size = volume_of(member)
+        if not runs or volume + size > limit:
+            runs.append([])
+            volume = 0
+        runs[-1].append(member)
+        volume += size
+    return runs
+
+
+def volume(ids: Shape | None, table: Shape | None, item_size: int) -> int:
+    """Bytes of the rows looked up per step: rows x dim x item size."""
+    rows = ASSUMED_IDS
+    if ids is not None:
+        rows = 1
+        for size in ids:
+            rows *= ASSUMED_IDS if size is None else size
+    dim = 1
+    for size in (table or ())[1:]:
+        dim *= 1 if size is None else size
+    return rows * dim * item_size
+
+
+class InputList:
+    """Distinct tensors of one input list, and where each came in."""
+
+    def __init__(self):
+        self._positions: dict[Tensor, int] = {}
+
+    def position(self, tensor: Tensor) -> int:
+        return self._positions.setdefault(tensor, len(self._positions))
+
+    def __iter__(self):
+        return iter(self._positions)
+
+    def __len__(self):
+        return len(self._positions)
+
+
+class IdsAttrs:
+    """The ids inputs of a packed op and the ids_* attributes that explain them."""
+
+    def __init__(self):
+        self._sources = InputList()
+        self._types: list[Any] = []
+        self._rows: list[tuple[int, int, int, bool]] = []
+
+    def append(self, ids: Ids) -> None:
+        position = self._sources.position(ids.source)
+        if position == len(self._types):
+            self._types.append(ids.dtype)
+        self._rows.append((position, ids.begin, ids.width, ids.narrow))
+
+    def append_none(self) -> None:
+        """For a member without ids."""
+        self._rows.append((-1, 0, -1, False))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return list(self._sources)
+
+    def attrs(self) -> dict[str, Any]:
+        columns = list(zip(*self._rows, strict=True))
+        names = ("ids_source", "ids_begin", "ids_width", "ids_narrow")
+        return {"Tids": self._types} | dict(zip(names, map(list, columns), strict=True))
+
+
+def add_pack(edits: Edits, name: str, op: str, inputs, *, device, controls, **attrs):
+    """Adds a packed op; returns its name and the id that its counters go by.
+
+    The id is a digest of what the op does, so that equal graphs give equal
+    bytes.
+    """
+    described = repr((op, sorted(inputs), sorted(attrs.items(), key=lambda x: x[0])))
+    pack_id = f"{name}-{hashlib.sha1(described.encode()).hexdigest()[:16]}"
+    node = edits.add(
+        name, op, inputs, device=device, controls=controls, pack=pack_id, **attrs
+    )
+    return node, pack_id

@@ -1,0 +1,448 @@
+"""D-Packing of lookups: many gathers, and the concat behind them, become one op.
+
+Which members make a pack is decided by `base.group`; this file decides what the
+pack writes. A lookup's rows go straight into the tensors that were concatenated
+from them; they also get an output of their own where somebody else reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from tensorflow.python.framework import dtypes
+
+from picasso_tf.fragments.ids import Ids
+from picasso_tf.fragments.join import Join, match_join
+from picasso_tf.fragments.lookup import LOOKUP_OPS, Lookup, match_lookup
+from picasso_tf.graph import FORWARDING, Edits, GraphView, Node, Shape, ShapeAttr, Tensor
+from picasso_tf.passes.base import (
+    IdsAttrs,
+    InputList,
+    Pass,
+    PassResult,
+    add_pack,
+    cut,
+    group,
+    keeps_guard,
+    volume,
+)
+from picasso_tf.report import Pack
+
+_RESHAPES = ("Reshape", "ExpandDims", "Squeeze")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """A tensor that holds a lookup's rows: the gather's output, or the same
+    rows behind ops that only forward them or rename their dimensions.
+
+    `shape` is what the packed op has to be told; None: the natural shape.
+    """
+
+    lookup: Lookup
+    tensor: Tensor
+    shape: Shape | None
+    renamed: bool  # behind a Reshape or the like, which stays if it is read
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """One entry of a packed op: a lookup's rows, or a dense tensor."""
+
+    name: str
+    lookup: Lookup | None
+    dense: Tensor | None
+    shape: Shape | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """One output: members joined. In place of the join `replaces`, or of a run
+    (join, first input, end) of a join that stays, or of one lookup."""
+
+    members: list[_Member]
+    chunk_dims: int
+    stack: bool
+    replaces: Node | None = None
+    run: tuple[Join, int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PackLookups(Pass):
+    """Replaces ResourceGathers and the concatenations behind them.
+
+    Members agree in level, device, frame, guard and type. They may differ in
+    dim and in the type of their ids: rows are moved, not merged, and fields of
+    different dim share one concatenated tensor in most models.
+    """
+
+    name: ClassVar[str] = "pack_lookups"
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
+
+    def run(self, view: GraphView) -> PassResult:
+        result = PassResult()
+        lookups = []
+        for node in view.of_types(LOOKUP_OPS):
+            matched = match_lookup(view, node)
+            if isinstance(matched, str):
+                result.skip(node, matched)
+                continue
+            reason = self._reason_against(view, matched)
+            if reason:
+                result.skip(node, reason)
+            else:
+                lookups.append(matched)
+        edits = Edits(view)
+        levels = view.levels(lookup.node.name for lookup in lookups)
+        joined: dict[str, dict[int, Tensor | None]] = {}
+        for level, members in group(view, lookups, lambda x: x.node, lambda x: x.dtype):
+            ordered = sorted(members, key=lambda x: _join_order(view, x))
+            for run in cut(ordered, _volume, self.options.max_pack_volume):
+                if len(run) == 1:
+                    result.skip(
+                        run[0].node, "no other lookup of its type, device and level"
+                    )
+                    continue
+                packer = _Packer(view, edits, run, level, levels, joined)
+                result.packs.append(packer.pack())
+        _shorten_joins(view, edits, joined)
+        if edits:
+            result.nodes = edits.apply()
+        return result
+
+    def _reason_against(self, view: GraphView, lookup: Lookup) -> str | None:
+        if self.options.excludes(lookup.table.name):
+            return "excluded by Options.exclude"
+        if not lookup.ids.natural and _result_shape(lookup) is None:
+            return "the shape of the variable's rows is not known"
+        if not keeps_guard(
+            view, lookup.node, (lookup.node.inputs[0], lookup.ids.source)
+        ):
+            return "its ids come from another branch"
+        return None
+
+
+def _volume(lookup: Lookup) -> int:
+    return volume(lookup.ids.shape, lookup.table.shape, lookup.dtype.size)
+
+
+def _result_shape(lookup: Lookup) -> Shape | None:
+    """The shape of the gathered rows with at most one unknown, else None."""
+    ids, table = lookup.ids.shape, lookup.table.shape
+    if ids is None or table is None:
+        return None
+    shape = ids + table[1:]
+    return shape if shape.count(None) <= 1 and None not in table[1:] else None
+
+
+def _join_order(view: GraphView, lookup: Lookup):
+    """Neighbours in a concatenation are neighbours in the pack."""
+    for result in _results(view, lookup):
+        for reader, position in view.consumers(result.tensor):
+            if reader.op in ("ConcatV2", "Pack"):
+                return (reader.index, position, lookup.node.index)
+    return (lookup.node.index, 0, 0)
+
+
+def _results(view: GraphView, lookup: Lookup) -> list[_Result]:
+    """All tensors that hold the lookup's rows and that a pack may provide."""
+    shape = None if lookup.ids.natural else _result_shape(lookup)
+    results = [_Result(lookup, (lookup.node.name, 0), shape, renamed=False)]
+    if lookup.node.name in view.preserve:
+        return results  # it may be fed: the rest follows from what is fed
+    for result in results:  # grows while it is walked
+        for reader, position in view.consumers(result.tensor):
+            tensor = (reader.name, 0)
+            if position != 0 or view.movable(tensor, lookup.node.device) is None:
+                continue
+            if reader.op in FORWARDING:
+                results.append(dataclasses.replace(result, tensor=tensor))
+            elif reader.op in _RESHAPES and not view.control_consumers(reader.name):
+                renamed = view.shape(tensor)
+                if renamed is not None and renamed.count(None) <= 1:
+                    results.append(_Result(lookup, tensor, renamed, renamed=True))
+    return results
+
+
+class _Packer:
+    """Builds one packed lookup.
+
+    Args:
+      level, levels: the pack's level and those of all nodes.
+      joined: per ConcatV2 that stays, the new tensor by input position (None: an
+        earlier position's tensor contains it); filled in here.
+    """
+
+    def __init__(self, view, edits, lookups, level, levels, joined):
+        self._view: GraphView = view
+        self._edits: Edits = edits
+        self._lookups: list[Lookup] = lookups
+        self._level: int = level
+        self._levels: dict[str, int] = levels
+        self._joined: dict[str, dict[int, Tensor | None]] = joined
+        self._results: dict[Tensor, _Result] = {
+            result.tensor: result
+            for lookup in lookups
+            for result in _results(view, lookup)
+        }
+        self._absorbed: set[tuple[str, int]] = set()  # (reader, input position)
+
+    def pack(self) -> Pack:
+        outputs = [output for join in self._joins() for output in self._outputs_of(join)]
+        folded = sum(output.replaces is not None for output in outputs)
+        outputs.extend(self._outputs_of_their_own(outputs))
+        shape_edges = self._shape_edges()
+        shapes = list(dict.fromkeys(result for _, _, result in shape_edges))
+        name, pack_id = self._add(outputs, shapes)
+        for index, output in enumerate(outputs):
+            if output.run is not None:
+                join, start, stop = output.run
+                places = self._joined.setdefault(join.node.name, {})
+                places[start] = (name, index)
+                places.update(dict.fromkeys(range(start + 1, stop)))
+            elif output.replaces is not None:
+                self._edits.replace_tensor((output.replaces.name, 0), (name, index))
+                self._edits.remove(output.replaces.name, waits_for=name)
+        own = {
+            output.members[0].lookup.node.name: index
+            for index, output in enumerate(outputs)
+            if output.run is None and output.replaces is None
+        }
+        for result in self._results.values():
+            if result.renamed:
+                continue
+            index = own.get(result.lookup.node.name)
+            if index is not None:
+                self._edits.replace_tensor(result.tensor, (name, index))
+            self._edits.remove(result.tensor[0], waits_for=name)
+        self._replace_shapes(name, len(outputs), shape_edges, shapes)
+        return Pack(
+            name,
+            pack_id,
+            "lookup",
+            tuple(lookup.node.name for lookup in self._lookups),
+            len({lookup.table.root for lookup in self._lookups}),
+            sum(_volume(lookup) for lookup in self._lookups),
+            f"{folded} joins folded" if folded else "",
+        )
+
+    # -- joins -------------------------------------------------------------
+
+    def _joins(self) -> list[Join]:
+        """Joins that read the pack's rows and that it may do, in graph order."""
+        first = self._lookups[0]
+        nodes = {
+            reader.name: reader
+            for tensor in self._results
+            for reader, _ in self._view.consumers(tensor)
+            if reader.op in ("ConcatV2", "Pack")
+        }
+        joins = []
+        for node in sorted(nodes.values(), key=lambda node: node.index):
+            if (
+                node.controls
+                or node.device != first.node.device
+                or node.attr("T") != first.dtype
+                or self._view.guard(node.name) != self._view.guard(first.node.name)
+                or self._view.frame(node.name) != self._view.frame(first.node.name)
+            ):
+                continue
+            join = match_join(self._view, node)
+            if join is not None:
+                joins.append(join)
+        return joins
+
+    def _outputs_of(self, join: Join) -> list[_Output]:
+        """One output in place of the join; else one per stretch of its inputs."""
+        members = [self._entry(join, tensor) for tensor in join.inputs]
+        lookups = sum(m is not None and m.lookup is not None for m in members)
+        if None not in members and lookups > 1:
+            self._absorb(join, 0, len(members))
+            return [_Output(members, join.chunk_dims, join.stack, replaces=join.node)]
+        outputs = []
+        if join.stack:
+            return outputs
+        start = 0
+        for stop in range(len(members) + 1):
+            if stop < len(members) and members[stop] and members[stop].lookup:
+                continue
+            if stop - start > 1:
+                self._absorb(join, start, stop)
+                run = (join, start, stop)
+                outputs.append(
+                    _Output(members[start:stop], join.chunk_dims, False, run=run)
+                )
+            start = stop + 1
+        return outputs
+
+    def _absorb(self, join: Join, start: int, stop: int) -> None:
+        self._absorbed.update((join.node.name, at) for at in range(start, stop))
+
+    def _entry(self, join: Join, tensor: Tensor) -> _Member | None:
+        """The member that provides an input of the join; None: impossible."""
+        result = self._results.get(tensor)
+        if result is None:
+            # Another tensor is copied into its place if it is known before any
+            # lookup of this level: reading it then closes no cycle.
+            level = self._levels.get(tensor[0], self._level)
+            return _Member(tensor[0], None, tensor, None) if level < self._level else None
+        if result.lookup.node.name in self._view.preserve:
+            return None
+        return self._member(result) if _keeps_rows_whole(result, join) else None
+
+    def _member(self, result: _Result) -> _Member:
+        return _Member(result.lookup.node.name, result.lookup, None, result.shape)
+
+    # -- outputs of single lookups, and shapes -------------------------------
+
+    def _outputs_of_their_own(self, outputs: list[_Output]) -> list[_Output]:
+        """Outputs for lookups whose rows somebody reads outside of joins, or
+        nobody reads (their ids are checked all the same)."""
+        placed = {
+            member.lookup.node.name
+            for output in outputs
+            for member in output.members
+            if member.lookup is not None
+        }
+        own = []
+        for lookup in self._lookups:
+            tensor = (lookup.node.name, 0)
+            if lookup.node.name not in placed or self._is_read(tensor):
+                own.append(_Output([self._member(self._results[tensor])], 0, False))
+        return own
+
+    def _is_read(self, tensor: Tensor) -> bool:
+        """Whether rows are still read once joins and shapes are provided."""
+        if tensor[0] in self._view.preserve:
+            return True
+        for reader, position in self._view.consumers(tensor):
+            if (reader.name, position) in self._absorbed or _reads_shape(self._view, reader):
+                continue
+            inner = (reader.name, 0)
+            if inner in self._results and not self._is_read(inner):
+                continue
+            return True
+        return False
+
+    def _shape_edges(self) -> list[tuple[Node, int, _Result]]:
+        """(reader, its output, whose shape) of Shape and ShapeN that read rows
+        which the pack does not provide as a tensor."""
+        edges = []
+        for result in self._results.values():
+            if self._is_read((result.lookup.node.name, 0)):
+                continue
+            for reader, position in self._view.consumers(result.tensor):
+                if _reads_shape(self._view, reader):
+                    edges.append((reader, position, result))
+        return edges
+
+    def _replace_shapes(self, name, first_output, edges, shapes) -> None:
+        replaced = set()
+        for reader, position, result in edges:
+            port = (reader.name, position)
+            replaced.add(port)
+            index = first_output + shapes.index(result)
+            self._edits.replace_tensor(port, (name, index))
+        # The other shapes of a ShapeN: one Shape each, so that ShapeN and with
+        # it its hold on the packed rows goes.
+        for reader in {edge[0].name: edge[0] for edge in edges}.values():
+            for position, tensor in enumerate(reader.inputs):
+                port = (reader.name, position)
+                if port in replaced or not self._view.consumers(port):
+                    continue
+                shape = self._edits.add(
+                    f"{reader.name}/shape",
+                    "Shape",
+                    [tensor],
+                    device=reader.device,
+                    T=reader.attr("T"),
+                    out_type=dtypes.int32,
+                )
+                self._edits.replace_tensor(port, (shape, 0))
+
+    # -- the op --------------------------------------------------------------
+
+    def _add(self, outputs: list[_Output], shapes: list[_Result]):
+        tables, dense, ids = InputList(), InputList(), IdsAttrs()
+        member_table, member_shape, member_name = [], [], []
+        entry_of: dict[tuple[str, Shape | None], int] = {}
+        for output in outputs:
+            for member in output.members:
+                if member.lookup is not None:
+                    entry_of.setdefault(
+                        (member.name, member.shape), len(member_table)
+                    )
+                    member_table.append(
+                        tables.position(member.lookup.node.inputs[0])
+                    )
+                    ids.append(member.lookup.ids)
+                else:
+                    member_table.append(-1 - dense.position(member.dense))
+                    ids.append_none()
+                member_shape.append(ShapeAttr(member.shape))
+                member_name.append(member.name)
+        shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
+        first = self._lookups[0].node
+        return add_pack(
+            self._edits,
+            "picasso_packed_lookup",
+            "PicassoPackedLookup",
+            [*tables, *ids.tensors, *dense],
+            device=first.device,
+            controls={
+                name for lookup in self._lookups for name in lookup.node.controls
+            },
+            dtype=self._lookups[0].dtype,
+            N=len(tables),
+            D=len(dense),
+            K=len(outputs),
+            S=len(shapes),
+            shape_type=dtypes.int32,
+            member_table=member_table,
+            member_shape=member_shape,
+            member_name=member_name,
+            output_members=[len(output.members) for output in outputs],
+            output_chunk_dims=[output.chunk_dims for output in outputs],
+            output_stack=[output.stack for output in outputs],
+            shape_members=shape_members,
+            **ids.attrs(),
+        )
+
+
+def _keeps_rows_whole(result: _Result, join: Join) -> bool:
+    """Whether each chunk that the join takes of a result is made of rows."""
+    table = result.lookup.table.shape
+    if table is None or None in table[1:] or 0 in table[1:]:
+        return False
+    if result.shape is None:
+        return join.chunk_dims >= len(table) - 1
+    if join.chunk_dims > len(result.shape):
+        return False
+    chunk = result.shape[len(result.shape) - join.chunk_dims :]
+    if None in chunk:
+        return len(chunk) == len(result.shape)
+    return math.prod(chunk) % math.prod(table[1:]) == 0
+
+
+def _reads_shape(view: GraphView, reader: Node) -> bool:
+    return (
+        reader.op in ("Shape", "ShapeN")
+        and not reader.controls
+        and not view.control_consumers(reader.name)
+        and reader.name not in view.preserve
+        and reader.attr("out_type", dtypes.int32) == dtypes.int32
+    )
+
+
+def _shorten_joins(view: GraphView, edits: Edits, joined) -> None:
+    """Concats of which packs provide stretches read these instead."""
+    for name, places in joined.items():
+        node = view.nodes[name]
+        inputs = [
+            places.get(position, tensor)
+            for position, tensor in enumerate(node.inputs[:-1])
+        ]
+        kept = [tensor for tensor in inputs if tensor is not None]
+        edits.set_inputs(name, [*kept, node.inputs[-1]], N=len(kept))

@@ -1,0 +1,164 @@
+"""D-Packing of updates: many sparse updates of one rule become one op."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from picasso_tf.fragments.join import Slice
+from picasso_tf.fragments.sparse_update import UPDATE_OPS, SparseUpdate, match_update
+from picasso_tf.graph import Edits, GraphView
+from picasso_tf.passes.base import (
+    IdsAttrs,
+    InputList,
+    Pass,
+    PassResult,
+    add_pack,
+    cut,
+    group,
+    keeps_guard,
+    volume,
+)
+from picasso_tf.report import Pack
+
+
+@dataclasses.dataclass(frozen=True)
+class PackUpdates(Pass):
+    """Replaces sparse updates, with the sums of duplicate ids in front of them.
+
+    Members agree in level, device, frame, guard, type, rule and flags. Each
+    keeps its own hyperparameters. What was in front of an update goes if nobody
+    else reads it.
+    """
+
+    name: ClassVar[str] = "pack_updates"
+    triggers: ClassVar[tuple[str, ...]] = UPDATE_OPS
+
+    def run(self, view: GraphView) -> PassResult:
+        result = PassResult()
+        updates = []
+        for node in view.of_types(UPDATE_OPS):
+            matched = match_update(view, node)
+            if isinstance(matched, str):
+                result.skip(node, matched)
+            elif self.options.excludes(matched.table.name):
+                result.skip(node, "excluded by Options.exclude")
+            elif not keeps_guard(view, node, _inputs(matched)):
+                result.skip(node, "its ids or gradient come from another branch")
+            else:
+                updates.append(matched)
+        edits = Edits(view)
+        groups = group(view, updates, lambda update: update.node, _key)
+        for _, members in groups:
+            for run in cut(members, _volume, self.options.max_pack_volume):
+                if len(run) == 1:
+                    result.skip(
+                        run[0].node,
+                        "no other update of its rule, type, device and level",
+                    )
+                else:
+                    result.packs.append(_pack(edits, run))
+        if edits:
+            result.nodes = edits.apply()
+        return result
+
+
+def _key(update: SparseUpdate):
+    step = update.node.inputs[update.rule.step] if update.rule.step else None
+    return (
+        update.dtype,
+        update.rule.name,
+        update.flags,
+        update.sum_duplicates,
+        step,
+    )
+
+
+def _inputs(update: SparseUpdate):
+    """The tensors that a pack reads for this member."""
+    node, rule = update.node, update.rule
+    yield from node.inputs[: 1 + rule.slots]
+    yield from (node.inputs[position] for position in rule.hyper)
+    if rule.step is not None:
+        yield node.inputs[rule.step]
+    if update.scale is not None:
+        yield update.scale
+    for part in update.parts:
+        yield part.ids.source
+        yield part.grad.source if isinstance(part.grad, Slice) else part.grad
+
+
+def _volume(update: SparseUpdate) -> int:
+    return sum(
+        volume(part.ids.shape, update.table.shape, update.dtype.size)
+        for part in update.parts
+    )
+
+
+def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
+    first = members[0]
+    rule = first.rule
+    hyper, grads, ids = InputList(), InputList(), IdsAttrs()
+    hyper_index, scale_index, slices = [], [], []
+    for member in members:
+        hyper_index.extend(
+            hyper.position(member.node.inputs[position]) for position in rule.hyper
+        )
+        scale_index.append(-1 if member.scale is None else hyper.position(member.scale))
+        for part in member.parts:
+            ids.append(part.ids)
+            whole = not isinstance(part.grad, Slice)
+            cut_ = Slice(part.grad, -1, 0, 0) if whole else part.grad
+            slices.append((grads.position(cut_.source), *dataclasses.astuple(cut_)[1:]))
+    slots = [
+        tensor
+        for member in members
+        for tensor in member.node.inputs[1 : 1 + rule.slots]
+    ]
+    steps = [] if rule.step is None else [first.node.inputs[rule.step]]
+    grad_source, grad_chunk_dims, grad_begin, grad_size = map(list, zip(*slices))
+    name, pack_id = add_pack(
+        edits,
+        "picasso_packed_update",
+        "PicassoPackedUpdate",
+        [
+            *(member.node.inputs[0] for member in members),
+            *slots,
+            *hyper,
+            *steps,
+            *grads,
+            *ids.tensors,
+        ],
+        device=first.node.device,
+        controls={name for member in members for name in member.node.controls},
+        T=first.dtype,
+        N=len(members),
+        S=len(slots),
+        H=len(hyper),
+        Z=len(steps),
+        G=len(grads),
+        rule=rule.name,
+        sum_duplicates=first.sum_duplicates,
+        hyper_index=hyper_index,
+        scale_index=scale_index,
+        negate=[member.negate for member in members],
+        member_name=[member.table.name for member in members],
+        member_parts=[len(member.parts) for member in members],
+        grad_source=grad_source,
+        grad_chunk_dims=grad_chunk_dims,
+        grad_begin=grad_begin,
+        grad_size=grad_size,
+        **dict(first.flags),
+        **ids.attrs(),
+    )
+    for member in members:
+        edits.remove(member.node.name, waits_for=name)
+    return Pack(
+        name,
+        pack_id,
+        "update",
+        tuple(member.node.name for member in members),
+        len({member.table.root for member in members}),
+        sum(_volume(member) for member in members),
+        rule.name,
+    )

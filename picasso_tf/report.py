@@ -1,0 +1,162 @@
+"""What was packed, what was left alone and why."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+
+
+@dataclasses.dataclass(frozen=True)
+class Pack:
+    """One packed op.
+
+    Attributes:
+      name: its node.
+      id: key of its execution counters.
+      kind: "lookup" or "update".
+      members: names of the nodes it replaced.
+      tables: number of variables.
+      volume: estimated bytes of rows per step.
+      detail: what else is worth saying.
+    """
+
+    name: str
+    id: str
+    kind: str
+    members: tuple[str, ...]
+    tables: int
+    volume: int
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A node that was recognised and left alone."""
+
+    node: str
+    op: str
+    reason: str
+
+
+@dataclasses.dataclass
+class Report:
+    """The outcome of one rewrite.
+
+    Attributes:
+      graph: what was rewritten: a function, a session's graph, a file.
+      packs: the packed ops that were made.
+      skipped: nodes that were recognised and left alone, with the reason.
+      ops_before, ops_after: nodes by op type, of those that run.
+      failures: passes that failed, and with what.
+      seconds: time the rewrite took.
+    """
+
+    graph: str
+    packs: list[Pack] = dataclasses.field(default_factory=list)
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    ops_before: dict[str, int] = dataclasses.field(default_factory=dict)
+    ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
+    failures: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    # Counters when the report was made: another graph may share the pack's id.
+    _counts_before: dict[str, tuple[int, int]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.packs)
+
+    def executions(self, pack: Pack) -> tuple[int, int]:
+        """(kernels created, runs) of a pack in this process since the rewrite."""
+        from picasso_tf import ops
+
+        created, executed = ops.pack_counts(pack.id)
+        created_before, executed_before = self._counts_before.get(pack.id, (0, 0))
+        return created - created_before, executed - executed_before
+
+    def was_dropped(self) -> bool:
+        """Whether packs were made but TensorFlow never created any of them.
+
+        TensorFlow can drop a rewritten graph without a word and run the
+        original. Kernels are created when a graph is first run, so ask after
+        that.
+        """
+        return self.changed and not any(self.executions(p)[0] for p in self.packs)
+
+    def to_dict(self) -> dict:
+        """Plain values, for JSON. Executions are those so far."""
+        values = dataclasses.asdict(self)
+        del values["_counts_before"]
+        for pack, entry in zip(self.packs, values["packs"], strict=True):
+            entry["created"], entry["executed"] = self.executions(pack)
+        return values
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent, sort_keys=True)
+
+    def summary(self) -> list[str]:
+        """Lines of text: packs, then what was left alone."""
+        before, after = sum(self.ops_before.values()), sum(self.ops_after.values())
+        lines = [
+            f"picasso_tf report: {self.graph}",
+            f"  ops {before} -> {after}, in {self.seconds * 1e3:.0f} ms",
+        ]
+        for pack in self.packs:
+            created, executed = self.executions(pack)
+            runs = f"run {executed} times" if created else "not created so far"
+            detail = f", {pack.detail}" if pack.detail else ""
+            lines.append(
+                f"  packed {len(pack.members)} {pack.kind}s of {pack.tables} tables "
+                f"into {pack.name} ({_bytes(pack.volume)} a step{detail}); {runs}"
+            )
+        if not self.packs:
+            lines.append("  packed nothing")
+        for reason, nodes in self.reasons().items():
+            shown = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+            lines.append(f"  left alone {len(nodes)}: {reason} ({shown})")
+        lines.extend(f"  failed: {failure}" for failure in self.failures)
+        return lines
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Names of the nodes left alone, by reason."""
+        by_reason: dict[str, list[str]] = {}
+        for item in self.skipped:
+            by_reason.setdefault(item.reason, []).append(item.node)
+        return by_reason
+
+    def changed_ops(self) -> list[tuple[str, int, int]]:
+        """(op type, before, after) of the types whose number changed."""
+        types = sorted(set(self.ops_before) | set(self.ops_after))
+        rows = [(t, self.ops_before.get(t, 0), self.ops_after.get(t, 0)) for t in types]
+        return [row for row in rows if row[1] != row[2]]
+
+    def __str__(self) -> str:
+        return "\n".join(self.summary())
+
+
+def merge(graph: str, reports: list[Report]) -> Report:
+    """One report for a graph and its functions."""
+    merged = Report(graph)
+    before: collections.Counter[str] = collections.Counter()
+    after: collections.Counter[str] = collections.Counter()
+    for report in reports:
+        merged.packs.extend(report.packs)
+        merged.skipped.extend(report.skipped)
+        merged.failures.extend(report.failures)
+        merged.seconds += report.seconds
+        merged._counts_before.update(report._counts_before)
+        before.update(report.ops_before)
+        after.update(report.ops_after)
+    merged.ops_before, merged.ops_after = dict(before), dict(after)
+    return merged
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,154 @@
+"""The one entry to the passes, used by sessions, tf.function and offline."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import time
+from collections.abc import Iterable, Sequence
+
+from absl import logging
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from picasso_tf import ops
+from picasso_tf.functions import FunctionBody
+from picasso_tf.graph import GraphView, graph_def_of, prune
+from picasso_tf.options import Options
+from picasso_tf.passes import PASSES
+from picasso_tf.report import Report, merge
+
+_warned: set[str] = set()
+
+
+def rewrite(
+    graph_def: graph_pb2.GraphDef,
+    preserve: Iterable[str] = (),
+    options: Options | None = None,
+) -> tuple[graph_pb2.GraphDef, Report]:
+    """Packs the lookups and updates of a graph and of its library functions.
+
+    Args:
+      graph_def: a GraphDef; it is not changed.
+      preserve: names of nodes or tensors that will be fetched, run or fed. They
+        keep their names, and each may be run without the others: nothing is
+        packed that is not needed by the same of them. What none of them needs is
+        dropped. Empty: all nodes stay, and all of the graph runs at once.
+      options: see `Options`.
+
+    Returns:
+      The new GraphDef (equal to `graph_def` if there was nothing to do) and a
+      `Report`. The same graph gives the same bytes, and a second rewrite changes
+      nothing.
+
+    Raises:
+      ValueError: a name in `preserve` is not in the graph.
+      Exception: with `options.strict`, whatever a pass raised.
+    """
+    options = options or Options()
+    names = list(dict.fromkeys(name.split(":")[0].lstrip("^") for name in preserve))
+    known = {node.name for node in graph_def.node}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ValueError(
+            f"preserve names nodes that are not in the graph: {missing[:5]}. "
+            f"It has {len(known)} nodes."
+        )
+    nodes = prune(graph_def.node, names, (), False) if names else graph_def.node
+    roots = [{name} for name in names] if names else None
+    view_args = {"preserve": names, "roots": roots}
+    main_nodes, main_report = rewrite_nodes(nodes, options, "graph", view_args)
+    reports = [main_report]
+    result = graph_def_of(main_nodes or graph_def.node, like=graph_def)
+    reports.extend(rewrite_library(result.library, options))
+    return result, merge("graph", reports)
+
+
+def rewrite_library(library, options: Options) -> list[Report]:
+    """Rewrites the functions of a FunctionDefLibrary in place.
+
+    A function keeps its name, signature and attributes; its body is a graph of
+    its own, and nothing is packed across functions. What XLA compiles as a whole
+    is left alone.
+    """
+    reports = []
+    for function in library.function:
+        name = function.signature.name
+        if function.attr["_XlaMustCompile"].b if "_XlaMustCompile" in function.attr else 0:
+            continue
+        body = FunctionBody(function, library)
+        triggers = {op for pass_type in PASSES for op in pass_type.triggers}
+        if not any(node.op in triggers for node in function.node_def):
+            continue
+        nodes, report = rewrite_nodes(
+            body.nodes,
+            options,
+            f"function {name}",
+            {"preserve": body.preserve, "arg_tables": body.arg_tables},
+        )
+        reports.append(report)
+        if nodes is not None:
+            body.write(nodes)
+    return reports
+
+
+def rewrite_nodes(
+    nodes: Sequence[node_def_pb2.NodeDef],
+    options: Options,
+    title: str,
+    view_args: dict,
+) -> tuple[list[node_def_pb2.NodeDef] | None, Report]:
+    """Runs the passes over the nodes of one graph.
+
+    A pass that fails leaves the graph as it was: it is in the report, and a
+    warning names the pass once per process; with `options.strict` it raises.
+
+    Returns:
+      The new nodes, None if nothing changed, and the report.
+    """
+    started = time.perf_counter()
+    report = Report(title, ops_before=_count(nodes))
+    result = None
+    # Thousands of small objects die young here: collecting would only cost.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for pass_type in PASSES:
+            current = nodes if result is None else result
+            triggers = frozenset(pass_type.triggers)
+            if not any(node.op in triggers for node in current):
+                continue
+            try:
+                outcome = pass_type(options).run(GraphView(current, **view_args))
+            except Exception as error:
+                if options.strict:
+                    raise
+                _warn_once(pass_type.name, error)
+                report.failures.append(f"{pass_type.name}: {error!r}")
+                continue
+            report.packs.extend(outcome.packs)
+            report.skipped.extend(outcome.skipped)
+            if outcome.nodes is not None:
+                result = outcome.nodes
+    finally:
+        if collecting:
+            gc.enable()
+    for pack in report.packs:
+        report._counts_before[pack.id] = ops.pack_counts(pack.id)
+    report.ops_after = _count(nodes if result is None else result)
+    report.seconds = time.perf_counter() - started
+    return result, report
+
+
+def _count(nodes) -> dict[str, int]:
+    return dict(collections.Counter(node.op for node in nodes))
+
+
+def _warn_once(name: str, error: Exception) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        logging.warning(
+            "picasso_tf: pass %s failed and left the graph as it was: %r. "
+            "Options(strict=True) raises instead. Said once per process.",
+            name,
+            error,
+        )
