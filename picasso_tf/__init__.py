@@ -1,8 +1,8 @@
 """picasso_tf packs the many small embedding ops of recommender models.
 
-    tf.compat.v1.Session(config=picasso_tf.session_config())
-    picasso_tf.enable()                 # tf.function and Keras
-    print(picasso_tf.last_report())
+tf.compat.v1.Session(config=picasso_tf.session_config())
+picasso_tf.enable()                 # tf.function and Keras
+print(picasso_tf.last_report())
 """
 
 from picasso_tf.ops import load_ops

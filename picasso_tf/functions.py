@@ -37,9 +37,9 @@ class FunctionBody:
             del copy.input[:]
             copy.input.extend(self._to_graph(edge) for edge in node.input)
             self.nodes.append(copy)
-        self.preserve = {
-            edge.split(":")[0] for edge in function.ret.values()
-        } | set(function.control_ret.values())
+        self.preserve = {edge.split(":")[0] for edge in function.ret.values()} | set(
+            function.control_ret.values()
+        )
 
     def write(self, nodes: list[node_def_pb2.NodeDef]) -> None:
         """Replaces the function's body by the nodes, `_Arg`s left out."""

@@ -102,6 +102,14 @@ _SAME_SHAPE = FORWARDING | {"Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Ent
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 
+# Nodes looked at before a barrier is taken as it is.
+_EFFECTS_LIMIT = 20_000
+# Stateful or not, these only name what comes from outside.
+_SOURCES = frozenset(
+    {"Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"}
+)
+
+
 class GraphView:
     """An immutable view over nodes.
 
@@ -144,6 +152,7 @@ class GraphView:
         self._roots = None if roots is None else [frozenset(root) for root in roots]
         self._serves: dict[str, int] | None = None
         self._order: list[Node] | None = None
+        self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
         self._frames: dict[str, tuple[str, ...]] = {}
 
@@ -259,6 +268,40 @@ class GraphView:
                     level = max(level, levels[source])
             levels[node.name] = level + (node.name in anchor_set)
         return levels
+
+    def effects_before(self, name: str, known: str) -> frozenset[str] | None:
+        """The nodes with effects that node `name` waits for, other than through
+        node `known`: whoever reads `known` and waits for these may stop waiting
+        for `name`, if it has no effect itself. None: too many to tell.
+
+        tf.gradients holds back the gradients of an op until all of them are
+        computed, by a NoOp in front of an Identity each. Inherited as it is,
+        such an edge would keep alive what a pack replaces.
+        """
+        key = (name, known)
+        if key not in self._effects:
+            self._effects[key] = self._find_effects(name, known)
+        return self._effects[key]
+
+    def _find_effects(self, name: str, known: str) -> frozenset[str] | None:
+        effects = set()
+        seen = {known}
+        pending = [name]
+        while pending:
+            node = self.nodes.get(pending.pop())
+            if node is None or node.name in seen:
+                continue
+            seen.add(node.name)
+            if len(seen) > _EFFECTS_LIMIT:
+                return None
+            if node.op in _SOURCES:
+                continue
+            if _has_effect(node.op):
+                effects.add(node.name)
+                continue
+            pending.extend(tensor[0] for tensor in node.inputs)
+            pending.extend(node.controls)
+        return frozenset(effects)
 
     # -- control flow ------------------------------------------------------
 
@@ -668,7 +711,9 @@ class Edits:
         dropped: set[str] = set()
         pending = []
         for name in self._removed:
-            pending.extend(_edge_node(edge) for edge in self._view.nodes[name]._def.input)
+            pending.extend(
+                _edge_node(edge) for edge in self._view.nodes[name]._def.input
+            )
         for old in self._tensors:
             pending.append(old[0])
         view = self._view
@@ -732,7 +777,7 @@ def _edge_node(edge: str) -> str:
 
 def _has_effect(op: str) -> bool:
     """Whether a node may not vanish although nobody reads it."""
-    if op in ("Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"):
+    if op in _SOURCES:
         return True
     op_def = op_def_registry.get(op)
     # An unknown op is a call of a library function.
@@ -786,7 +831,9 @@ def _fill_list(items, values: Sequence[Any]) -> None:
             raise TypeError(f"No list attribute can hold {value!r}.")
 
 
-def graph_def_of(nodes: Iterable[node_def_pb2.NodeDef], like=None) -> graph_pb2.GraphDef:
+def graph_def_of(
+    nodes: Iterable[node_def_pb2.NodeDef], like=None
+) -> graph_pb2.GraphDef:
     """A GraphDef of nodes; library and versions are those of `like`."""
     graph_def = graph_pb2.GraphDef()
     graph_def.node.extend(nodes)

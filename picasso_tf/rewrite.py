@@ -73,7 +73,11 @@ def rewrite_library(library, options: Options) -> list[Report]:
     reports = []
     for function in library.function:
         name = function.signature.name
-        if function.attr["_XlaMustCompile"].b if "_XlaMustCompile" in function.attr else 0:
+        if (
+            function.attr["_XlaMustCompile"].b
+            if "_XlaMustCompile" in function.attr
+            else 0
+        ):
             continue
         body = FunctionBody(function, library)
         triggers = {op for pass_type in PASSES for op in pass_type.triggers}

@@ -129,9 +129,8 @@ BadId PackedLookup(const LookupMember* members, int64_t count,
                               ? CopyRowsOfAnySize<int64_t>(m, from, to)
                               : CopyRowsOfAnySize<int32_t>(m, from, to);
       if (bad >= 0) {
-        const int64_t value = m.ids.is_int64
-                                  ? IdsReader<int64_t>(m.ids)[bad]
-                                  : IdsReader<int32_t>(m.ids)[bad];
+        const int64_t value = m.ids.is_int64 ? IdsReader<int64_t>(m.ids)[bad]
+                                             : IdsReader<int32_t>(m.ids)[bad];
         std::lock_guard<std::mutex> lock(bad_mutex);
         if (!first_bad.found() || !first_bad.before(k, bad)) {
           first_bad = {k, bad, value};

@@ -30,11 +30,11 @@ constexpr int kMaxHyper = 5;
 
 // What a rule needs besides the variable and the gradient.
 struct RuleInfo {
-  const char* name;   // value of the op's `rule` attribute
-  int slots;          // slot variables, each of the variable's shape
-  int hyper;          // scalars, in the order of the TensorFlow op
-  bool needs_step;    // one int64 scalar, the global step
-  bool float_only;    // TensorFlow has it for float32 and float64 alone
+  const char* name;  // value of the op's `rule` attribute
+  int slots;         // slot variables, each of the variable's shape
+  int hyper;         // scalars, in the order of the TensorFlow op
+  bool needs_step;   // one int64 scalar, the global step
+  bool float_only;   // TensorFlow has it for float32 and float64 alone
 };
 
 // Indexed by Rule.
@@ -62,13 +62,13 @@ template <typename T>
 struct UpdateMember {
   const UpdatePart<T>* parts = nullptr;  // [part_count], in graph order
   int64_t part_count = 0;
-  int64_t ids = 0;             // sum over the parts
-  T* var = nullptr;            // [rows, dim]
-  T* slots[kMaxSlots] = {};    // each [rows, dim]
+  int64_t ids = 0;           // sum over the parts
+  T* var = nullptr;          // [rows, dim]
+  T* slots[kMaxSlots] = {};  // each [rows, dim]
   int64_t rows = 0;
   int64_t dim = 0;
   T hyper[kMaxHyper] = {};
-  int64_t step = 0;     // AdagradDA's global step
+  int64_t step = 0;            // AdagradDA's global step
   bool sum_duplicates = true;  // sum the rows of an id, then apply once
   bool negate = false;         // the gradient row g becomes -g, ...
   bool scaled = false;         // ... then g * scale (SGD: (-g) * lr)

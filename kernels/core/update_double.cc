@@ -2,7 +2,8 @@
 
 namespace picasso {
 
-template BadId PackedUpdate<double>(Rule, const RuleFlags&, UpdateMember<double>*,
-                                int64_t, bool, const ParallelFor&);
+template BadId PackedUpdate<double>(Rule, const RuleFlags&,
+                                    UpdateMember<double>*, int64_t, bool,
+                                    const ParallelFor&);
 
 }  // namespace picasso

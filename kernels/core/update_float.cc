@@ -3,6 +3,6 @@
 namespace picasso {
 
 template BadId PackedUpdate<float>(Rule, const RuleFlags&, UpdateMember<float>*,
-                                int64_t, bool, const ParallelFor&);
+                                   int64_t, bool, const ParallelFor&);
 
 }  // namespace picasso

@@ -7,7 +7,6 @@ template BadId PackedUpdate<Eigen::half>(Rule, const RuleFlags&,
                                          bool, const ParallelFor&);
 template BadId PackedUpdate<Eigen::bfloat16>(Rule, const RuleFlags&,
                                              UpdateMember<Eigen::bfloat16>*,
-                                             int64_t, bool,
-                                             const ParallelFor&);
+                                             int64_t, bool, const ParallelFor&);
 
 }  // namespace picasso

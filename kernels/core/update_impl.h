@@ -19,7 +19,6 @@ namespace update_internal {
 // that one large table keeps several threads busy.
 constexpr int64_t kElementsPerTask = 64 * 1024;
 constexpr int64_t kMaxTasks = 64;  // each task scans all ids of its table
-constexpr int64_t kPrefetchDistance = 4;
 
 template <typename T>
 struct TypeTag {
@@ -65,6 +64,23 @@ void ForEachRow(const UpdateMember<T>& m, int64_t task, const Visit& visit) {
   }
 }
 
+template <typename T>
+inline void PrefetchRow(const T* table, int64_t row, int64_t dim) {
+  const T* p = table + row * dim;
+  __builtin_prefetch(p, 1);
+  if (dim * sizeof(T) > 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + 64, 1);
+  }
+}
+
+template <typename T>
+void PrefetchRows(const UpdateMember<T>& m, int64_t row) {
+  PrefetchRow(m.var, row, m.dim);
+  for (int k = 0; k < kMaxSlots && m.slots[k] != nullptr; ++k) {
+    PrefetchRow(m.slots[k], row, m.dim);
+  }
+}
+
 // Unique ids of one task and, per id, the chain of its gradient rows. The
 // memory is kept from task to task of one range.
 template <typename T>
@@ -87,12 +103,16 @@ class RowsById {
     ForEachRow(m, task, [&](int64_t id, const T* grad) {
       const int32_t row = static_cast<int32_t>(rows_.size());
       rows_.push_back({grad, -1});
+      // A task's rows fit the second-level cache (kElementsPerTask): asked for
+      // here, they come while the map is built.
+      PrefetchRow(grad, 0, m.dim);
       uint64_t at = Hash(id) >> shift;
       while (true) {
         const int32_t u = map_[at];
         if (u < 0) {
           map_[at] = static_cast<int32_t>(unique_.size());
           unique_.push_back({id, row, row});
+          PrefetchRows(m, id);
           return;
         }
         if (unique_[u].id == id) {
@@ -120,27 +140,24 @@ class RowsById {
 };
 
 template <typename T>
-inline void PrefetchRow(const T* table, int64_t row, int64_t dim) {
-  const T* p = table + row * dim;
-  __builtin_prefetch(p, 1);
-  if (dim * sizeof(T) > 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(p) + 64, 1);
-  }
-}
-
-template <typename T>
-void PrefetchRows(const UpdateMember<T>& m, int64_t row) {
-  PrefetchRow(m.var, row, m.dim);
-  for (int k = 0; k < kMaxSlots && m.slots[k] != nullptr; ++k) {
-    PrefetchRow(m.slots[k], row, m.dim);
-  }
-}
-
-template <typename T>
 struct Scratch {
   RowsById<T> rows;
   std::vector<T> row;  // one summed or scaled gradient row
 };
+
+// sum += row, each element rounded to T.
+template <typename T>
+inline void AddTo(T* sum, const T* row, int64_t dim) {
+  using P = typename Eigen::internal::packet_traits<T>::type;
+  constexpr int64_t kSize = Eigen::internal::packet_traits<T>::size;
+  int64_t i = 0;
+  for (; i + kSize <= dim; i += kSize) {
+    const P a = Eigen::internal::ploadu<P>(sum + i);
+    const P b = Eigen::internal::ploadu<P>(row + i);
+    Eigen::internal::pstoreu(sum + i, Eigen::internal::padd(a, b));
+  }
+  for (; i < dim; ++i) sum[i] = sum[i] + row[i];
+}
 
 template <typename T, typename RuleT>
 void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
@@ -171,18 +188,12 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
   scratch->rows.Build(m, task);
   const auto& unique = scratch->rows.unique();
   const int64_t count = unique.size();
-  for (int64_t u = 0; u < std::min(count, kPrefetchDistance); ++u) {
-    PrefetchRows(m, unique[u].id);
-  }
   for (int64_t u = 0; u < count; ++u) {
-    if (u + kPrefetchDistance < count) {
-      PrefetchRows(m, unique[u + kPrefetchDistance].id);
-    }
-    sum.setZero();
+    std::fill_n(scratch->row.data(), m.dim, T(0));
     for (int32_t r = unique[u].first; r >= 0; r = scratch->rows.next(r)) {
-      sum += ConstRow<T>(scratch->rows.grad(r), m.dim);
+      AddTo(scratch->row.data(), scratch->rows.grad(r), m.dim);
     }
-    apply(unique[u].id, sum.data());
+    apply(unique[u].id, scratch->row.data());
   }
 }
 
@@ -273,16 +284,16 @@ BadId PackedUpdate(Rule rule, const RuleFlags& flags, UpdateMember<T>* members,
     run(update_internal::TypeTag<__VA_ARGS__>()); \
     break
   switch (rule) {
-    PICASSO_RULE(kScatterAdd, ScatterAddRule<T>);
-    PICASSO_RULE(kScatterSub, ScatterSubRule<T>);
-    PICASSO_RULE(kAdagrad, AdagradRule<T>);
-    PICASSO_RULE(kAdagradV2, AdagradV2Rule<T>);
-    PICASSO_RULE(kMomentum, MomentumRule<T>);
-    PICASSO_RULE(kKerasMomentum, KerasMomentumRule<T>);
+    PICASSO_RULE(kScatterAdd, ByElement<T, ScatterAddRule>);
+    PICASSO_RULE(kScatterSub, ByElement<T, ScatterSubRule>);
+    PICASSO_RULE(kAdagrad, ByElement<T, AdagradRule>);
+    PICASSO_RULE(kAdagradV2, ByElement<T, AdagradV2Rule>);
+    PICASSO_RULE(kMomentum, ByElement<T, MomentumRule>);
+    PICASSO_RULE(kKerasMomentum, ByElement<T, KerasMomentumRule>);
     PICASSO_RULE(kFtrl, FtrlRule<T, false>);
     PICASSO_RULE(kFtrlV2, FtrlRule<T, true>);
-    PICASSO_RULE(kRMSProp, RMSPropRule<T>);
-    PICASSO_RULE(kAdadelta, AdadeltaRule<T>);
+    PICASSO_RULE(kRMSProp, ByElement<T, RMSPropRule>);
+    PICASSO_RULE(kAdadelta, ByElement<T, AdadeltaRule>);
     default:
       // The rest exists for float and double alone (RuleInfo::float_only).
       if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {

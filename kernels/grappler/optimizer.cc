@@ -70,8 +70,8 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   std::string name() const override { return "picasso"; }
   bool UsesFunctionLibrary() const override { return true; }
 
-  Status Init(const tensorflow::RewriterConfig_CustomGraphOptimizer* config)
-      override {
+  Status Init(
+      const tensorflow::RewriterConfig_CustomGraphOptimizer* config) override {
     if (config == nullptr) return tensorflow::OkStatus();
     const auto& parameters = config->parameter_map();
     const auto options = parameters.find("options");
@@ -96,11 +96,11 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     // The caller walks the function library with this optimizer by itself.
     rewritten.optimization_options().optimize_function_library = false;
     ConfigProto config = config_proto_;
-    RestoreUserFields(config.mutable_graph_options()
-                          ->mutable_rewrite_options());
-    return tensorflow::grappler::RunMetaOptimizer(
-        std::move(rewritten), config, /*cpu_device=*/nullptr, cluster,
-        optimized);
+    RestoreUserFields(
+        config.mutable_graph_options()->mutable_rewrite_options());
+    return tensorflow::grappler::RunMetaOptimizer(std::move(rewritten), config,
+                                                  /*cpu_device=*/nullptr,
+                                                  cluster, optimized);
   }
 
  private:
@@ -152,10 +152,9 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     for (const auto& name : feeds) preserve.erase(name);
     for (const auto& name : item.fetch) preserve.insert(NodeName(name));
     std::string answer;
-    const int reply =
-        rewrite(serialized.data(), serialized.size(), Join(feeds).c_str(),
-                Join(preserve).c_str(), item.id.c_str(), options_.c_str(),
-                &answer);
+    const int reply = rewrite(serialized.data(), serialized.size(),
+                              Join(feeds).c_str(), Join(preserve).c_str(),
+                              item.id.c_str(), options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;

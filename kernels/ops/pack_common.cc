@@ -32,10 +32,9 @@ Status IdsLayout::Init(OpKernelConstruction* ctx, int count, int sources) {
   for (int i = 0; i < count; ++i) {
     if (source_[i] < -1 || source_[i] >= sources || begin_[i] < 0 ||
         width_[i] == 0) {
-      return errors::InvalidArgument("Ids of member ", i, " are described by (",
-                                     source_[i], ", ", begin_[i], ", ",
-                                     width_[i], "), with ", sources,
-                                     " tensors of ids.");
+      return errors::InvalidArgument(
+          "Ids of member ", i, " are described by (", source_[i], ", ",
+          begin_[i], ", ", width_[i], "), with ", sources, " tensors of ids.");
     }
   }
   return tensorflow::OkStatus();
@@ -53,10 +52,9 @@ Status IdsLayout::View(OpKernelContext* ctx, int first, int i,
   }
   if (!TensorShapeUtils::IsMatrix(ids.shape()) ||
       ids.dim_size(1) < begin_[i] + width_[i]) {
-    return errors::InvalidArgument("Ids tensor ", source_[i], " of shape ",
-                                   ids.shape().DebugString(),
-                                   " has no columns [", begin_[i], ", ",
-                                   begin_[i] + width_[i], ").");
+    return errors::InvalidArgument(
+        "Ids tensor ", source_[i], " of shape ", ids.shape().DebugString(),
+        " has no columns [", begin_[i], ", ", begin_[i] + width_[i], ").");
   }
   view->data = static_cast<const char*>(ids.data()) +
                begin_[i] * tensorflow::DataTypeSize(ids.dtype());

@@ -34,11 +34,10 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("member_table", &member_table_));
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
-    OP_REQUIRES_OK(ctx,
-                   GetList(ctx, "member_shape", members, &member_shape_));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members, &member_shape_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members, &member_name_));
-    OP_REQUIRES_OK(
-        ctx, GetList(ctx, "output_members", outputs_, &output_members_));
+    OP_REQUIRES_OK(ctx,
+                   GetList(ctx, "output_members", outputs_, &output_members_));
     OP_REQUIRES_OK(ctx,
                    GetList(ctx, "output_chunk_dims", outputs_, &chunk_dims_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "output_stack", outputs_, &stack_));
@@ -46,11 +45,10 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
     for (size_t i = 0; i < members; ++i) {
       const int t = member_table_[i];
-      OP_REQUIRES(ctx,
-                  t >= 0 ? t < tables_ && layout_.source(i) >= 0
-                         : -1 - t < dense_,
-                  errors::InvalidArgument("Member ", i, " reads table ", t,
-                                          " of ", tables_, "."));
+      OP_REQUIRES(
+          ctx, t >= 0 ? t < tables_ && layout_.source(i) >= 0 : -1 - t < dense_,
+          errors::InvalidArgument("Member ", i, " reads table ", t, " of ",
+                                  tables_, "."));
     }
     OP_REQUIRES(ctx,
                 std::accumulate(output_members_.begin(), output_members_.end(),
@@ -244,8 +242,8 @@ class PackedLookupOp : public OpKernel {
     if (layout_.whole(bad.member)) {
       ids_shape = ctx->input(tables_ + layout_.source(bad.member)).shape();
     } else if (member.ids.width > 1) {
-      ids_shape = TensorShape(
-          {member.ids.size / member.ids.width, member.ids.width});
+      ids_shape =
+          TensorShape({member.ids.size / member.ids.width, member.ids.width});
     }
     return BadIdError(bad, ids_shape, member.rows, member_name_[bad.member]);
   }

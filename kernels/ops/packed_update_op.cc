@@ -10,10 +10,10 @@
 
 namespace picasso {
 
+using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::OpInputList;
 using tensorflow::Status;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
@@ -36,8 +36,7 @@ class PackedUpdateOp : public OpKernel {
     OP_REQUIRES(ctx, rule_ >= 0,
                 errors::InvalidArgument("Unknown update rule '", rule, "'."));
     const RuleInfo& info = kRules[rule_];
-    OP_REQUIRES(ctx,
-                !info.float_only || kFloatOrDouble,
+    OP_REQUIRES(ctx, !info.float_only || kFloatOrDouble,
                 errors::Unimplemented("Rule '", rule,
                                       "' has no kernel for this type, as in "
                                       "TensorFlow."));
@@ -57,8 +56,8 @@ class PackedUpdateOp : public OpKernel {
     OP_REQUIRES(ctx, steps == (info.needs_step ? 1 : 0),
                 errors::InvalidArgument("Rule '", rule, "' got ", steps,
                                         " step inputs."));
-    OP_REQUIRES_OK(ctx, GetList(ctx, "hyper_index", count_ * info.hyper,
-                                &hyper_index_));
+    OP_REQUIRES_OK(
+        ctx, GetList(ctx, "hyper_index", count_ * info.hyper, &hyper_index_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", count_, &member_name_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", count_, &member_parts_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "negate", count_, &negate_));
@@ -90,8 +89,8 @@ class PackedUpdateOp : public OpKernel {
                   errors::InvalidArgument("A hyperparameter is not a scalar: ",
                                           scalar.shape().DebugString()));
     }
-    const int first_ids = count_ * (1 + info.slots) + hyper.size() +
-                          steps.size() + grads.size();
+    const int first_ids =
+        count_ * (1 + info.slots) + hyper.size() + steps.size() + grads.size();
 
     std::vector<UpdateMember<T>> members(count_);
     std::vector<UpdatePart<T>> parts(parts_);
@@ -111,8 +110,8 @@ class PackedUpdateOp : public OpKernel {
       m.part_count = member_parts_[i];
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
         OP_REQUIRES_OK(ctx, layout_.View(ctx, first_ids, p, &parts[p].ids));
-        OP_REQUIRES_OK(ctx, FillGrad(grads, p, m.dim, member_name_[i],
-                                     &parts[p]));
+        OP_REQUIRES_OK(ctx,
+                       FillGrad(grads, p, m.dim, member_name_[i], &parts[p]));
         m.ids += parts[p].ids.size;
       }
       OP_REQUIRES(ctx, m.ids < (int64_t{1} << 30),
@@ -181,7 +180,8 @@ class PackedUpdateOp : public OpKernel {
     const T* data = grad.flat<T>().data();
     const int64_t rows = part->ids.size;
     if (grad_chunk_dims_[p] < 0) {  // the whole tensor
-      if (grad.NumElements() != rows * dim) return GradError(grad, p, rows, dim, name);
+      if (grad.NumElements() != rows * dim)
+        return GradError(grad, p, rows, dim, name);
       part->grad = data;
       part->inner = std::max<int64_t>(rows, 1);
       return tensorflow::OkStatus();
@@ -213,9 +213,9 @@ class PackedUpdateOp : public OpKernel {
                    const std::string& name) const {
     return errors::InvalidArgument(
         "The gradient of '", name, "' of shape ", grad.shape().DebugString(),
-        " (elements [", grad_begin_[p], ", +", grad_size_[p],
-        ") of its last ", grad_chunk_dims_[p], " dimensions) does not hold ",
-        rows, " rows of ", dim, " values.");
+        " (elements [", grad_begin_[p], ", +", grad_size_[p], ") of its last ",
+        grad_chunk_dims_[p], " dimensions) does not hold ", rows, " rows of ",
+        dim, " values.");
   }
 
   int rule_ = -1;

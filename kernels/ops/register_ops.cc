@@ -18,17 +18,15 @@ namespace errors = tensorflow::errors;
 namespace {
 
 // Shape of one member as its consumers see it; unknown where it must be.
-Status MemberShape(InferenceContext* c, int table, int ids_input,
-                   bool whole, const PartialTensorShape& declared,
-                   ShapeHandle* shape) {
+Status MemberShape(InferenceContext* c, int table, int ids_input, bool whole,
+                   const PartialTensorShape& declared, ShapeHandle* shape) {
   if (!declared.unknown_rank()) {
     return c->MakeShapeFromPartialTensorShape(declared, shape);
   }
   *shape = c->UnknownShape();
   const auto* handle = c->input_handle_shapes_and_types(table);
   if (!whole || handle == nullptr || handle->empty() ||
-      !c->RankKnown((*handle)[0].shape) ||
-      !c->RankKnown(c->input(ids_input))) {
+      !c->RankKnown((*handle)[0].shape) || !c->RankKnown(c->input(ids_input))) {
     return tensorflow::OkStatus();
   }
   ShapeHandle row;
@@ -47,8 +45,8 @@ Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
     }
   }
   const int axis = c->Rank(members[0]) - chunk_dims;
-  DimensionHandle size = c->MakeDim(
-      stack ? static_cast<int64_t>(members.size()) : int64_t{0});
+  DimensionHandle size =
+      c->MakeDim(stack ? static_cast<int64_t>(members.size()) : int64_t{0});
   if (!stack) {
     for (const ShapeHandle& shape : members) {
       TF_RETURN_IF_ERROR(c->Add(size, c->Dim(shape, axis), &size));
@@ -56,8 +54,7 @@ Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
   }
   ShapeHandle before, after;
   TF_RETURN_IF_ERROR(c->Subshape(members[0], 0, axis, &before));
-  TF_RETURN_IF_ERROR(
-      c->Subshape(members[0], stack ? axis : axis + 1, &after));
+  TF_RETURN_IF_ERROR(c->Subshape(members[0], stack ? axis : axis + 1, &after));
   TF_RETURN_IF_ERROR(c->Concatenate(before, c->Vector(size), &before));
   return c->Concatenate(before, after, joined);
 }
@@ -118,8 +115,8 @@ Status LookupShapes(InferenceContext* c) {
     const std::vector<ShapeHandle> members(
         shapes.begin() + next, shapes.begin() + next + output_members[k]);
     ShapeHandle joined;
-    TF_RETURN_IF_ERROR(JoinShapes(c, members, chunk_dims[k], stack[k],
-                                  &joined));
+    TF_RETURN_IF_ERROR(
+        JoinShapes(c, members, chunk_dims[k], stack[k], &joined));
     c->set_output(k, joined);
     next += output_members[k];
   }

@@ -63,8 +63,8 @@ class LockedVariables {
     while (true) {
       for (tensorflow::Var* var : distinct_) {
         TF_RETURN_IF_ERROR(
-            (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice,
-                                                    T>(ctx, var)));
+            (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice, T>(
+                ctx, var)));
       }
       for (tensorflow::Var* var : distinct_) LockOne(var);
       locked_ = true;

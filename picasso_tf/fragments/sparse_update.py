@@ -58,10 +58,17 @@ _TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Gradient rows for some ids. `grad` is a whole tensor or a slice of one."""
+    """Gradient rows for some ids.
+
+    Attributes:
+      grad: a whole tensor, or a slice of one.
+      waits: names of nodes with effects that had to run before the rows were
+        there.
+    """
 
     ids: Ids
     grad: Tensor | Slice
+    waits: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +120,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     parts = tuple(
         Part(
             find_ids(view, part_ids, index_type, node.device, flat=True),
-            _find_grad(view, part_values, node.device),
+            *_find_grad(view, part_values, node.device),
         )
         for part_values, part_ids in _split_parts(view, values, ids, node.device)
     )
@@ -237,15 +244,30 @@ def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
     return node.inputs[0] if node is not None and node.op == "Size" else None
 
 
-def _find_grad(view: GraphView, values: Tensor, device: str) -> Tensor | Slice:
-    """The rows' source, past the reshapes that only rename their dimensions."""
+def _find_grad(
+    view: GraphView, values: Tensor, device: str
+) -> tuple[Tensor | Slice, frozenset[str]]:
+    """The rows' source, past what only renames their dimensions or holds them
+    back, and what to wait for instead of what held them back."""
+    start = values
+    barriers: list[str] = []
     while True:
-        node = view.movable(values, device)
-        if node is None:
-            return values
-        if node.op in ("Reshape", "ExpandDims", "Squeeze") or node.op in FORWARDING:
-            values = node.inputs[0]
-            continue
-        if node.op in ("SplitV", "Slice", "Unpack"):
-            return match_slice(view, values) or values
-        return values
+        node = view.producer(values)
+        if node is None or node.device != device or node.name in view.preserve:
+            break
+        if node.op in FORWARDING:
+            barriers.extend(node.controls)
+        elif node.controls or node.op not in ("Reshape", "ExpandDims", "Squeeze"):
+            break
+        values = node.inputs[0]
+    grad: Tensor | Slice = values
+    if view.movable(values, device) is not None:
+        grad = match_slice(view, values) or values
+    source = grad.source if isinstance(grad, Slice) else grad
+    waits: set[str] = set()
+    for barrier in barriers:
+        effects = view.effects_before(barrier, source[0])
+        if effects is None:
+            return start, frozenset()
+        waits |= effects
+    return grad, frozenset(waits)

@@ -16,7 +16,15 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.fragments.ids import Ids
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import LOOKUP_OPS, Lookup, match_lookup
-from picasso_tf.graph import FORWARDING, Edits, GraphView, Node, Shape, ShapeAttr, Tensor
+from picasso_tf.graph import (
+    FORWARDING,
+    Edits,
+    GraphView,
+    Node,
+    Shape,
+    ShapeAttr,
+    Tensor,
+)
 from picasso_tf.passes.base import (
     IdsAttrs,
     InputList,
@@ -190,7 +198,9 @@ class _Packer:
         self._absorbed: set[tuple[str, int]] = set()  # (reader, input position)
 
     def pack(self) -> Pack:
-        outputs = [output for join in self._joins() for output in self._outputs_of(join)]
+        outputs = [
+            output for join in self._joins() for output in self._outputs_of(join)
+        ]
         folded = sum(output.replaces is not None for output in outputs)
         outputs.extend(self._outputs_of_their_own(outputs))
         shape_edges = self._shape_edges()
@@ -287,7 +297,9 @@ class _Packer:
             # Another tensor is copied into its place if it is known before any
             # lookup of this level: reading it then closes no cycle.
             level = self._levels.get(tensor[0], self._level)
-            return _Member(tensor[0], None, tensor, None) if level < self._level else None
+            return (
+                _Member(tensor[0], None, tensor, None) if level < self._level else None
+            )
         if result.lookup.node.name in self._view.preserve:
             return None
         return self._member(result) if _keeps_rows_whole(result, join) else None
@@ -318,7 +330,9 @@ class _Packer:
         if tensor[0] in self._view.preserve:
             return True
         for reader, position in self._view.consumers(tensor):
-            if (reader.name, position) in self._absorbed or _reads_shape(self._view, reader):
+            if (reader.name, position) in self._absorbed or _reads_shape(
+                self._view, reader
+            ):
                 continue
             inner = (reader.name, 0)
             if inner in self._results and not self._is_read(inner):
@@ -371,12 +385,8 @@ class _Packer:
         for output in outputs:
             for member in output.members:
                 if member.lookup is not None:
-                    entry_of.setdefault(
-                        (member.name, member.shape), len(member_table)
-                    )
-                    member_table.append(
-                        tables.position(member.lookup.node.inputs[0])
-                    )
+                    entry_of.setdefault((member.name, member.shape), len(member_table))
+                    member_table.append(tables.position(member.lookup.node.inputs[0]))
                     ids.append(member.lookup.ids)
                 else:
                     member_table.append(-1 - dense.position(member.dense))

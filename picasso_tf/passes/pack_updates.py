@@ -130,7 +130,12 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
             *ids.tensors,
         ],
         device=first.node.device,
-        controls={name for member in members for name in member.node.controls},
+        controls={
+            name
+            for member in members
+            for waits in (member.node.controls, *(part.waits for part in member.parts))
+            for name in waits
+        },
         T=first.dtype,
         N=len(members),
         S=len(slots),
