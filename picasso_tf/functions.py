@@ -17,7 +17,8 @@ class FunctionBody:
 
     Attributes:
       nodes: its nodes, and an `_Arg` for each argument.
-      preserve: names of nodes that the function returns or must run.
+      preserve: names of nodes that the function returns.
+      keep: names of nodes that it has to run, whatever they return.
       arg_tables: shape and dtype of the variables behind resource arguments.
     """
 
@@ -37,12 +38,15 @@ class FunctionBody:
             del copy.input[:]
             copy.input.extend(self._to_graph(edge) for edge in node.input)
             self.nodes.append(copy)
-        self.preserve = {edge.split(":")[0] for edge in function.ret.values()} | set(
-            function.control_ret.values()
-        )
+        self.preserve = {edge.split(":")[0] for edge in function.ret.values()}
+        self.keep = set(function.control_ret.values()) - self.preserve
 
-    def write(self, nodes: list[node_def_pb2.NodeDef]) -> None:
-        """Replaces the function's body by the nodes, `_Arg`s left out."""
+    def write(self, nodes: list[node_def_pb2.NodeDef], moved: dict[str, str]) -> None:
+        """Replaces the function's body by the nodes, `_Arg`s left out.
+
+        `moved` names what runs in place of nodes that the function has to run.
+        """
+        self._move_control_outputs(moved)
         self._op_of = {node.name: node for node in nodes}
         self._ports = {}
         arguments = set(self._args)
@@ -62,6 +66,26 @@ class FunctionBody:
         self._function.node_def.extend(body)
         for key, edge in returned.items():
             self._function.ret[key] = edge
+
+    def _move_control_outputs(self, moved: dict[str, str]) -> None:
+        """Lets packs stand for what had to run. A node may be a function's control
+        output but once, so only one of a pack's names stays."""
+        function = self._function
+        taken: set[str] = set()
+        dropped = set()
+        for key, name in list(function.control_ret.items()):
+            pack = moved.get(name)
+            if pack is None:
+                continue
+            if pack in taken:
+                dropped.add(key)
+                del function.control_ret[key]
+            else:
+                taken.add(pack)
+                function.control_ret[key] = pack
+        names = [n for n in function.signature.control_output if n not in dropped]
+        del function.signature.control_output[:]
+        function.signature.control_output.extend(names)
 
     def _returned(self, edge: str) -> str:
         """A returned tensor; the stand-in of a replaced node has one output."""

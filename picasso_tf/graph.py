@@ -119,6 +119,7 @@ class GraphView:
         run.
       preserve: names of nodes that must keep their name and their outputs, which
         somebody may fetch or feed.
+      keep: names of nodes that have to run, for their effect alone.
       roots: sets of nodes that are run apart from each other, such as the
         outputs of several signatures; None: all of the graph runs together.
       arg_tables: shape and dtype of variables behind function arguments, by
@@ -131,6 +132,7 @@ class GraphView:
         *,
         feeds: Iterable[str] = (),
         preserve: Iterable[str] = (),
+        keep: Iterable[str] = (),
         roots: Sequence[Iterable[str]] | None = None,
         arg_tables: dict[str, tuple[Shape | None, dtypes.DType | None]] | None = None,
     ):
@@ -140,6 +142,7 @@ class GraphView:
             self.nodes[node.name] = node
         self.feeds = frozenset(feeds)
         self.preserve = frozenset(preserve)
+        self.keep = frozenset(keep)
         self._arg_tables = arg_tables or {}
         self._shapes: dict[Tensor, Shape | None] = {}
         self._consumers: dict[Tensor, list[tuple[Node, int]]] = {}
@@ -579,6 +582,8 @@ class Edits:
         self._view = view
         self._added: list[node_def_pb2.NodeDef] = []
         self._removed: set[str] = set()
+        # Removed nodes that had to run: what does so in their place.
+        self.moved: dict[str, str] = {}
         self._tensors: dict[Tensor, Tensor] = {}
         self._stand_ins: dict[str, Tensor] = {}
         self._controls: dict[str, str] = {}
@@ -628,6 +633,8 @@ class Edits:
         """
         self._removed.add(name)
         self._controls[name] = waits_for
+        if name in self._view.keep:
+            self.moved[name] = waits_for
 
     def set_inputs(self, name: str, inputs: Sequence[Tensor], **attrs: Any) -> None:
         """Gives a node other inputs (its control inputs stay) and attributes."""
@@ -722,7 +729,9 @@ class Edits:
             node = by_name.get(name)
             if node is None or name in dropped or readers[name] > 0:
                 continue
-            if name in view.preserve or name in view.feeds or _has_effect(node.op):
+            if name in view.preserve or name in view.feeds or name in view.keep:
+                continue
+            if _has_effect(node.op):
                 continue
             dropped.add(name)
             for edge in node.input:

@@ -8,7 +8,7 @@ import ctypes
 import threading
 
 from absl import logging
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from picasso_tf import ops
@@ -26,6 +26,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     ctypes.c_int64,
+    ctypes.c_char_p,
     ctypes.c_char_p,
     ctypes.c_char_p,
     ctypes.c_char_p,
@@ -71,7 +72,7 @@ def install() -> None:
     library.PicassoInstall(_callback, "\n".join(triggers).encode())
 
 
-def _rewrite(graph, size, feeds, preserve, item, options, reply) -> int:
+def _rewrite(graph, size, feeds, preserve, keep, item, options, reply) -> int:
     """Called by the optimizer; nothing may escape into C++."""
 
     def answer(data: bytes) -> None:
@@ -81,7 +82,12 @@ def _rewrite(graph, size, feeds, preserve, item, options, reply) -> int:
         chosen = Options.from_json(options.decode() or "{}")
         graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(graph, size))
         new_nodes = _rewrite_item(
-            graph_def, _names(feeds), _names(preserve), item.decode(), chosen
+            graph_def,
+            _names(feeds),
+            _names(preserve),
+            _names(keep),
+            item.decode(),
+            chosen,
         )
         if new_nodes is None:
             return _UNCHANGED
@@ -97,16 +103,30 @@ def _names(joined: bytes) -> list[str]:
     return joined.decode().split("\n") if joined else []
 
 
-def _rewrite_item(graph_def, feeds, preserve, item: str, options: Options):
+def _rewrite_item(graph_def, feeds, preserve, keep, item: str, options: Options):
     nodes = list(graph_def.node)
-    if preserve:
-        nodes = prune(nodes, preserve, feeds, keep_effects=False)
-    view_args = {"feeds": feeds, "preserve": preserve}
-    new_nodes, report = rewrite_nodes(nodes, options, item, view_args)
+    if preserve or keep:
+        nodes = prune(nodes, [*preserve, *keep], feeds, keep_effects=False)
+    view_args = {"feeds": feeds, "preserve": preserve, "keep": keep}
+    outcome = rewrite_nodes(nodes, options, item, view_args)
+    report = outcome.report
     if report.packs or report.skipped or report.failures:
         with _lock:
             _reports.append(report)
-    return new_nodes
+    if outcome.nodes is None:
+        return None
+    # TensorFlow runs what it knows by name: one name per pack has to stay.
+    stand_ins = {}
+    for name, pack in outcome.moved.items():
+        stand_ins.setdefault(pack, name)
+    for pack, name in stand_ins.items():
+        device = next(node.device for node in outcome.nodes if node.name == pack)
+        outcome.nodes.append(
+            node_def_pb2.NodeDef(
+                name=name, op="NoOp", input=["^" + pack], device=device
+            )
+        )
+    return outcome.nodes
 
 
 def with_picasso(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import time
 from collections.abc import Iterable, Sequence
@@ -56,9 +57,9 @@ def rewrite(
     nodes = prune(graph_def.node, names, (), False) if names else graph_def.node
     roots = [{name} for name in names] if names else None
     view_args = {"preserve": names, "roots": roots}
-    main_nodes, main_report = rewrite_nodes(nodes, options, "graph", view_args)
-    reports = [main_report]
-    result = graph_def_of(main_nodes or graph_def.node, like=graph_def)
+    outcome = rewrite_nodes(nodes, options, "graph", view_args)
+    reports = [outcome.report]
+    result = graph_def_of(outcome.nodes or graph_def.node, like=graph_def)
     reports.extend(rewrite_library(result.library, options))
     return result, merge("graph", reports)
 
@@ -83,16 +84,29 @@ def rewrite_library(library, options: Options) -> list[Report]:
         triggers = {op for pass_type in PASSES for op in pass_type.triggers}
         if not any(node.op in triggers for node in function.node_def):
             continue
-        nodes, report = rewrite_nodes(
+        outcome = rewrite_nodes(
             body.nodes,
             options,
             f"function {name}",
-            {"preserve": body.preserve, "arg_tables": body.arg_tables},
+            {
+                "preserve": body.preserve,
+                "keep": body.keep,
+                "arg_tables": body.arg_tables,
+            },
         )
-        reports.append(report)
-        if nodes is not None:
-            body.write(nodes)
+        reports.append(outcome.report)
+        if outcome.nodes is not None:
+            body.write(outcome.nodes, outcome.moved)
     return reports
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of all passes over one graph: see `PassResult` for nodes and moved."""
+
+    report: Report
+    nodes: list[node_def_pb2.NodeDef] | None = None
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def rewrite_nodes(
@@ -100,47 +114,46 @@ def rewrite_nodes(
     options: Options,
     title: str,
     view_args: dict,
-) -> tuple[list[node_def_pb2.NodeDef] | None, Report]:
+) -> Outcome:
     """Runs the passes over the nodes of one graph.
 
     A pass that fails leaves the graph as it was: it is in the report, and a
     warning names the pass once per process; with `options.strict` it raises.
-
-    Returns:
-      The new nodes, None if nothing changed, and the report.
+    `view_args` are those of `GraphView`.
     """
     started = time.perf_counter()
     report = Report(title, ops_before=_count(nodes))
-    result = None
+    result = Outcome(report)
     # Thousands of small objects die young here: collecting would only cost.
     collecting = gc.isenabled()
     gc.disable()
     try:
         for pass_type in PASSES:
-            current = nodes if result is None else result
+            current = nodes if result.nodes is None else result.nodes
             triggers = frozenset(pass_type.triggers)
             if not any(node.op in triggers for node in current):
                 continue
             try:
-                outcome = pass_type(options).run(GraphView(current, **view_args))
+                done = pass_type(options).run(GraphView(current, **view_args))
             except Exception as error:
                 if options.strict:
                     raise
                 _warn_once(pass_type.name, error)
                 report.failures.append(f"{pass_type.name}: {error!r}")
                 continue
-            report.packs.extend(outcome.packs)
-            report.skipped.extend(outcome.skipped)
-            if outcome.nodes is not None:
-                result = outcome.nodes
+            report.packs.extend(done.packs)
+            report.skipped.extend(done.skipped)
+            if done.nodes is not None:
+                result.nodes = done.nodes
+                result.moved |= done.moved
     finally:
         if collecting:
             gc.enable()
     for pack in report.packs:
         report._counts_before[pack.id] = ops.pack_counts(pack.id)
-    report.ops_after = _count(nodes if result is None else result)
+    report.ops_after = _count(nodes if result.nodes is None else result.nodes)
     report.seconds = time.perf_counter() - started
-    return result, report
+    return result
 
 
 def _count(nodes) -> dict[str, int]:

@@ -5,6 +5,7 @@
 // switches the built-in optimizers off; so it runs them itself, through
 // RunMetaOptimizer, with those fields of the configuration put back that
 // picasso_tf/grappler.py had to overwrite.
+#include <algorithm>
 #include <atomic>
 #include <set>
 #include <string>
@@ -33,11 +34,12 @@ namespace errors = tensorflow::errors;
 enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 
 // graph: a serialised GraphDef without library; names are joined by newlines.
-// The answer, a GraphDef or an error message, is given by PicassoReply.
+// `preserve` may be fetched, `keep` only has to run. The answer, a GraphDef or
+// an error message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
-                                const char* item, const char* options,
-                                void* reply);
+                                const char* keep, const char* item,
+                                const char* options, void* reply);
 
 namespace {
 
@@ -88,7 +90,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   Status Optimize(Cluster* cluster, const GrapplerItem& item,
                   GraphDef* optimized) override {
     GrapplerItem rewritten(item);
-    TF_RETURN_IF_ERROR(Rewrite(item, &rewritten.graph));
+    TF_RETURN_IF_ERROR(Rewrite(&rewritten));
     if (user_config_.disable_meta_optimizer()) {
       optimized->Swap(&rewritten.graph);
       return tensorflow::OkStatus();
@@ -116,26 +118,18 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     config->set_disable_meta_optimizer(false);
   }
 
-  Status Rewrite(const GrapplerItem& item, GraphDef* graph) const {
+  Status Rewrite(GrapplerItem* item) const {
     const RewriteCallback rewrite = callback.load();
     if (rewrite == nullptr) {
       return errors::Internal(
           "picasso: the Python pipeline is not installed. Import picasso_tf "
           "in the process that runs the graph.");
     }
-    const auto& triggers = *TriggerOps();
-    bool found = false;
-    for (const auto& node : graph->node()) {
-      if (triggers.count(node.op()) > 0) {
-        found = true;
-        break;
-      }
-    }
-    if (!found) return tensorflow::OkStatus();
+    GraphDef* graph = &item->graph;
+    if (!HasTrigger(*graph)) return tensorflow::OkStatus();
 
     GraphDef nodes;  // the library stays here; Python needs the nodes alone
     nodes.mutable_node()->Swap(graph->mutable_node());
-    *nodes.mutable_versions() = graph->versions();
     std::string serialized;
     const bool small_enough = nodes.SerializeToString(&serialized);
     graph->mutable_node()->Swap(nodes.mutable_node());
@@ -143,18 +137,24 @@ class PicassoOptimizer : public CustomGraphOptimizer {
       return errors::InvalidArgument(
           "picasso: the graph is too large to serialise.");
     }
-    std::set<std::string> feeds;
-    for (const auto& feed : item.feed) feeds.insert(NodeName(feed.first));
-    std::set<std::string> preserve;
-    for (const auto& name : item.NodesToPreserve()) {
-      preserve.insert(NodeName(name));
+    std::set<std::string> feeds, fetches, keep, preserve;
+    for (const auto& feed : item->feed) feeds.insert(NodeName(feed.first));
+    for (const auto& name : item->fetch) fetches.insert(NodeName(name));
+    for (const auto& name : item->keep_ops) {
+      if (fetches.count(name) == 0) keep.insert(name);
     }
-    for (const auto& name : feeds) preserve.erase(name);
-    for (const auto& name : item.fetch) preserve.insert(NodeName(name));
+    for (const auto& tensor : item->NodesToPreserve()) {
+      const std::string name = NodeName(tensor);
+      if (keep.count(name) == 0 && feeds.count(name) == 0) {
+        preserve.insert(name);
+      }
+    }
+    preserve.insert(fetches.begin(), fetches.end());
     std::string answer;
-    const int reply = rewrite(serialized.data(), serialized.size(),
-                              Join(feeds).c_str(), Join(preserve).c_str(),
-                              item.id.c_str(), options_.c_str(), &answer);
+    const int reply =
+        rewrite(serialized.data(), serialized.size(), Join(feeds).c_str(),
+                Join(preserve).c_str(), Join(keep).c_str(), item->id.c_str(),
+                options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;
@@ -162,7 +162,28 @@ class PicassoOptimizer : public CustomGraphOptimizer {
       return errors::Internal("picasso: the pipeline returned no GraphDef.");
     }
     graph->mutable_node()->Swap(result.mutable_node());
+    DropMissing(*graph, &item->keep_ops);
     return tensorflow::OkStatus();
+  }
+
+  static bool HasTrigger(const GraphDef& graph) {
+    const auto& triggers = *TriggerOps();
+    for (const auto& node : graph.node()) {
+      if (triggers.count(node.op()) > 0) return true;
+    }
+    return false;
+  }
+
+  // Forgets ops that had to run and that a pack now does the work of.
+  static void DropMissing(const GraphDef& graph,
+                          std::vector<std::string>* names) {
+    std::set<std::string> present;
+    for (const auto& node : graph.node()) present.insert(node.name());
+    names->erase(std::remove_if(names->begin(), names->end(),
+                                [&](const std::string& name) {
+                                  return present.count(name) == 0;
+                                }),
+                 names->end());
   }
 
   std::string options_;         // JSON, picasso_tf.Options

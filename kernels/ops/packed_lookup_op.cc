@@ -193,6 +193,14 @@ class PackedLookupOp : public OpKernel {
     Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(k, shape, &output));
 
+    if (count == 1 && !stack_[k] && members[0].dense == nullptr) {
+      // A lookup by itself: the axis does not matter, rows stay whole.
+      members[0].outer = members[0].ids.size;
+      members[0].chunk_bytes = members[0].row_bytes;
+      members[0].output = static_cast<char*>(output->data());
+      members[0].output_stride = members[0].row_bytes;
+      return tensorflow::OkStatus();
+    }
     int64_t outer = 1;
     for (int d = 0; d < axis; ++d) outer *= shapes[0].dim_size(d);
     char* to = static_cast<char*>(output->data());

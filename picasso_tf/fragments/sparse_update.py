@@ -109,7 +109,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
         return "the update is on a GPU, and packed updates have no GPU kernel yet"
     values, ids = node.inputs[rule.grad], node.inputs[rule.ids]
     if rule.slots == 0 and not _is_vector_of_ids(view, node, values, ids):
-        return "updates are not one row per id"
+        return "it is not known that there is one row of updates per id"
     index_type = node.attr("Tindices")
     summed = _match_sum(view, values, ids, node.device)
     if summed is not None:
@@ -150,7 +150,7 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         if table is not None and len(values_shape) != len(ids_shape) + len(table) - 1:
             return False
         return len(values_shape) > 0
-    producer = view.producer(ids)
+    producer = view.producer(view.skip(ids, FORWARDING))
     return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
 
 

@@ -22,11 +22,24 @@ Fragment = TypeVar("Fragment")
 
 @dataclasses.dataclass
 class PassResult:
-    """What a pass did: the new nodes (None: unchanged), packs, and reasons."""
+    """What a pass did.
+
+    Attributes:
+      nodes: the new nodes; None: unchanged.
+      moved: nodes that had to run, and what runs in their place.
+      packs: the packed ops.
+      skipped: what was left alone, and why.
+    """
 
     nodes: list[node_def_pb2.NodeDef] | None = None
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
     packs: list[Pack] = dataclasses.field(default_factory=list)
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
+
+    def apply(self, edits: Edits) -> None:
+        if edits:
+            self.nodes = edits.apply()
+            self.moved = edits.moved
 
     def skip(self, node: Node, reason: str) -> None:
         self.skipped.append(Skipped(node.name, node.op, reason))

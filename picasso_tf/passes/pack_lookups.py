@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.fragments.ids import Ids
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import LOOKUP_OPS, Lookup, match_lookup
 from picasso_tf.graph import (
@@ -116,8 +115,7 @@ class PackLookups(Pass):
                 packer = _Packer(view, edits, run, level, levels, joined)
                 result.packs.append(packer.pack())
         _shorten_joins(view, edits, joined)
-        if edits:
-            result.nodes = edits.apply()
+        result.apply(edits)
         return result
 
     def _reason_against(self, view: GraphView, lookup: Lookup) -> str | None:

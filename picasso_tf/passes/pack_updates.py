@@ -58,8 +58,7 @@ class PackUpdates(Pass):
                     )
                 else:
                     result.packs.append(_pack(edits, run))
-        if edits:
-            result.nodes = edits.apply()
+        result.apply(edits)
         return result
 
 
@@ -116,7 +115,9 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         for tensor in member.node.inputs[1 : 1 + rule.slots]
     ]
     steps = [] if rule.step is None else [first.node.inputs[rule.step]]
-    grad_source, grad_chunk_dims, grad_begin, grad_size = map(list, zip(*slices))
+    grad_source, grad_chunk_dims, grad_begin, grad_size = map(
+        list, zip(*slices, strict=True)
+    )
     name, pack_id = add_pack(
         edits,
         "picasso_packed_update",

@@ -1,0 +1,117 @@
+"""The gradient of PicassoPackedLookup.
+
+Rewrites at run time see backward ops already, so this serves converted
+SavedModels that are trained further.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
+
+
+@ops.RegisterGradient("PicassoPackedLookup")
+def _packed_lookup_grad(op, *grads):
+    """IndexedSlices for the tables, as ResourceGather's gradient gives them,
+    nothing for the ids, and parts of the outputs' gradients for dense inputs."""
+    pack = _Pack(op)
+    slices: list[list[tf.IndexedSlices]] = [[] for _ in range(pack.tables)]
+    dense: list[list[tf.Tensor]] = [[] for _ in range(pack.dense)]
+    first = 0
+    for output, count in enumerate(op.get_attr("output_members")):
+        if grads[output] is not None:
+            parts = pack.split(grads[output], output, first, count)
+            for member, part in enumerate(parts, start=first):
+                table = pack.member_table[member]
+                if table >= 0:
+                    slices[table].append(pack.rows(member, part))
+                else:
+                    shape = tf.shape(pack.dense_input(member))
+                    dense[-1 - table].append(tf.reshape(part, shape))
+        first += count
+    return [
+        *(_joined(parts) for parts in slices),
+        *[None] * pack.sources,
+        *(tf.add_n(parts) if parts else None for parts in dense),
+    ]
+
+
+class _Pack:
+    """The op's inputs and attributes, member by member."""
+
+    def __init__(self, op):
+        self._op = op
+        self.tables = op.get_attr("N")
+        self.dense = op.get_attr("D")
+        self.sources = len(op.get_attr("Tids"))
+        self.member_table = op.get_attr("member_table")
+        self._shapes = [tf.TensorShape(s) for s in op.get_attr("member_shape")]
+
+    def dense_input(self, member: int) -> tf.Tensor:
+        position = self.tables + self.sources - 1 - self.member_table[member]
+        return self._op.inputs[position]
+
+    def split(self, grad, output: int, first: int, count: int):
+        """The gradient of each member of an output."""
+        chunk_dims = self._op.get_attr("output_chunk_dims")[output]
+        if self._op.get_attr("output_stack")[output]:
+            axis = tf.rank(grad) - 1 - chunk_dims
+            parts = tf.split(grad, count, axis=axis)
+            return parts
+        if count == 1:
+            return [grad]
+        members = range(first, first + count)
+        sizes = [self._shape(member)[-chunk_dims] for member in members]
+        return tf.split(grad, tf.stack(sizes), axis=tf.rank(grad) - chunk_dims)
+
+    def rows(self, member: int, grad) -> tf.IndexedSlices:
+        shape = self._table_shape(member)
+        ids = self._ids(member)
+        values_shape = tf.concat([[tf.size(ids)], shape[1:]], 0)
+        return tf.IndexedSlices(tf.reshape(grad, values_shape), ids, shape)
+
+    def _table_shape(self, member: int):
+        handle = self._op.inputs[self.member_table[member]]
+        return resource_variable_ops.variable_shape(handle)
+
+    def _source(self, member: int) -> tf.Tensor:
+        source = self._op.get_attr("ids_source")[member]
+        return self._op.inputs[self.tables + source]
+
+    def _ids(self, member: int) -> tf.Tensor:
+        """The member's ids, flat."""
+        ids = self._source(member)
+        width = self._op.get_attr("ids_width")[member]
+        if width >= 0:
+            begin = self._op.get_attr("ids_begin")[member]
+            ids = ids[:, begin : begin + width]
+        if self._op.get_attr("ids_narrow")[member]:
+            ids = tf.cast(ids, tf.int32)
+        return tf.reshape(ids, [-1])
+
+    def _shape(self, member: int) -> tf.Tensor:
+        """The member's shape as the output's join sees it."""
+        if self.member_table[member] < 0:
+            return tf.shape(self.dense_input(member))
+        row = self._table_shape(member)[1:]
+        declared = self._shapes[member]
+        if declared.rank is None:
+            return tf.concat([tf.shape(self._source(member)), row], 0)
+        elements = tf.size(self._ids(member)) * tf.reduce_prod(row)
+        sizes = [-1 if size is None else size for size in declared.as_list()]
+        known = 1
+        for size in sizes:
+            known *= size if size >= 0 else 1
+        return tf.stack([elements // known if size < 0 else size for size in sizes])
+
+
+def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices | None:
+    """The slices of one table; ids of two types become int64."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in parts], 0),
+        tf.concat([tf.cast(part.indices, tf.int64) for part in parts], 0),
+        parts[0].dense_shape,
+    )

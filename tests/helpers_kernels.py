@@ -1,0 +1,161 @@
+"""Runs one graph in a stock session and in a packed one, and compares bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import picasso_tf
+
+DTYPES = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
+
+
+@dataclasses.dataclass
+class Case:
+    """A graph, what is fetched from it in every step, and what is fed.
+
+    Attributes:
+      fetches: a list of tensors and operations.
+      feeds: one dictionary per step.
+      variables: read after every step.
+    """
+
+    graph: tf.Graph
+    fetches: list
+    feeds: list[dict]
+    variables: list
+
+    def __post_init__(self):
+        with self.graph.as_default():
+            self.init = tf.compat.v1.variables_initializer(
+                tf.compat.v1.global_variables()
+            )
+            self.reads = [variable.read_value() for variable in self.variables]
+
+
+@dataclasses.dataclass
+class Trace:
+    """What a session returned: per step, the fetches and the variables."""
+
+    values: list[list]
+    variables: list[list]
+
+
+def case_of(build: Callable[[], tuple[list, list[dict]]]) -> Case:
+    """A case from a function that builds the graph it is called in, and returns
+    the fetches and the feeds."""
+    graph = tf.Graph()
+    with graph.as_default():
+        fetches, feeds = build()
+        variables = tf.compat.v1.global_variables()
+    return Case(graph, fetches, feeds, variables)
+
+
+def stock_config(one_thread: bool = False) -> tf.compat.v1.ConfigProto:
+    """A plain configuration; `one_thread` where stock is not repeatable."""
+    return tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=1 if one_thread else 0
+    )
+
+
+def packed_config(**options) -> tf.compat.v1.ConfigProto:
+    return picasso_tf.session_config(
+        options=picasso_tf.Options(strict=True, **options)
+    )
+
+
+def run(case: Case, config) -> Trace:
+    trace = Trace([], [])
+    with tf.compat.v1.Session(graph=case.graph, config=config) as session:
+        session.run(case.init)
+        for feed in case.feeds:
+            trace.values.append(session.run(case.fetches, feed))
+            trace.variables.append(session.run(case.reads))
+    return trace
+
+
+def run_packed(case: Case, config=None) -> tuple[Trace, picasso_tf.Report]:
+    """The trace, and the report of the rewrite that it must have caused: every
+    pack has run in every step."""
+    previous = picasso_tf.last_report()
+    trace = run(case, config or packed_config())
+    report = picasso_tf.last_report()
+    assert report is not None and report is not previous, "nothing was rewritten"
+    assert report.packs, str(report)
+    assert not report.failures, str(report)
+    assert_executed(report, len(case.feeds))
+    return trace, report
+
+
+def assert_executed(report: picasso_tf.Report, steps: int) -> None:
+    for pack in report.packs:
+        created, executed = report.executions(pack)
+        assert created > 0 and executed == steps, str(report)
+
+
+def check(case: Case, one_thread: bool = False, **options) -> picasso_tf.Report:
+    """Runs the case both ways and compares all that was fetched, and all
+    variables after every step.
+
+    Args:
+      one_thread: stock runs with one intra-op thread, because it races with
+        more. The packed side never needs it: its results are not to depend on
+        the number of threads.
+    """
+    expected = run(case, stock_config(one_thread))
+    got, report = run_packed(case, packed_config(**options))
+    assert_same_trace(case, got, expected)
+    return report
+
+
+def assert_same_trace(case: Case, got: Trace, expected: Trace) -> None:
+    for step in range(len(case.feeds)):
+        for fetch, a, b in zip(
+            case.fetches, got.values[step], expected.values[step], strict=True
+        ):
+            assert_same(a, b, f"step {step}, {fetch.name}")
+        for variable, a, b in zip(
+            case.variables, got.variables[step], expected.variables[step], strict=True
+        ):
+            assert_same(a, b, f"after step {step}, {variable.name}")
+
+
+def assert_same(got: Any, expected: Any, what: str) -> None:
+    """Equal type, shape and bits."""
+    if got is None and expected is None:
+        return
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.dtype == expected.dtype, f"{what}: {got.dtype}, not {expected.dtype}"
+    assert got.shape == expected.shape, f"{what}: {got.shape}, not {expected.shape}"
+    if got.tobytes() == expected.tobytes():
+        return
+    width = f"u{got.dtype.itemsize}"
+    differs = got.reshape(-1).view(width) != expected.reshape(-1).view(width)
+    first = np.unravel_index(np.flatnonzero(differs)[0], got.shape)
+    raise AssertionError(
+        f"{what}: {differs.sum()} of {differs.size} values differ; the first at "
+        f"{tuple(int(i) for i in first)}: {got[first]!r} "
+        f"(0x{got[first].tobytes()[::-1].hex()}), stock has {expected[first]!r} "
+        f"(0x{expected[first].tobytes()[::-1].hex()})"
+    )
+
+
+def random(rng: np.random.Generator, shape: Sequence[int], dtype: tf.DType):
+    """Normal values, rounded to `dtype`."""
+    return rng.normal(size=shape).astype(dtype.as_numpy_dtype)
+
+
+def make_table(name: str, value: np.ndarray):
+    """A resource variable, in the current graph."""
+    return tf.compat.v1.get_variable(
+        name, initializer=tf.constant(value), use_resource=True
+    )
+
+
+def packed_nodes(report: picasso_tf.Report, kind: str) -> list[set[str]]:
+    """Names of the members of each pack of a kind."""
+    return [set(pack.members) for pack in report.packs if pack.kind == kind]
