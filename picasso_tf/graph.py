@@ -51,7 +51,7 @@ class Node:
         return _attr_value(attrs[key])
 
     def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
-        return self._def.attr[key] if key in self._def.attr else None
+        return self._def.attr.get(key)
 
     def __repr__(self):
         return f"Node({self.op} {self.name!r})"
@@ -592,6 +592,15 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self._added or self._removed)
 
+    def unique(self, name: str) -> str:
+        """`name`, with a number behind it if a node has it already."""
+        taken = {node.name for node in self._added}
+        unique, count = name, 0
+        while unique in self._view.nodes or unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        return unique
+
     def add(
         self,
         name: str,
@@ -603,12 +612,7 @@ class Edits:
         **attrs: Any,
     ) -> str:
         """Adds a node; returns its name, made unique. Values may be plain."""
-        unique = name
-        taken = {node.name for node in self._added}
-        count = 0
-        while unique in self._view.nodes or unique in taken:
-            count += 1
-            unique = f"{name}_{count}"
+        unique = self.unique(name)
         node = node_def_pb2.NodeDef(name=unique, op=op, device=device)
         node.input.extend(tensor_name(tensor) for tensor in inputs)
         node.input.extend("^" + control for control in sorted(set(controls)))

@@ -74,10 +74,10 @@ def native() -> ctypes.CDLL:
     return _load()[1]
 
 
-def pack_counts(pack_id: str) -> tuple[int, int]:
+def pack_counts(pack: str) -> tuple[int, int]:
     """(kernels created, executions) of a pack in this process."""
     created, executed = ctypes.c_int64(), ctypes.c_int64()
     native().PicassoPackCounts(
-        pack_id.encode(), ctypes.byref(created), ctypes.byref(executed)
+        pack.encode(), ctypes.byref(created), ctypes.byref(executed)
     )
     return created.value, executed.value

@@ -12,8 +12,7 @@ class Pack:
     """One packed op.
 
     Attributes:
-      name: its node.
-      id: key of its execution counters.
+      name: its node, and the key of its execution counters.
       kind: "lookup" or "update".
       members: names of the nodes it replaced.
       tables: number of variables.
@@ -22,7 +21,6 @@ class Pack:
     """
 
     name: str
-    id: str
     kind: str
     members: tuple[str, ...]
     tables: int
@@ -59,22 +57,23 @@ class Report:
     ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
-    # Counters when the report was made: another graph may share the pack's id.
-    _counts_before: dict[str, tuple[int, int]] = dataclasses.field(
-        default_factory=dict, repr=False
-    )
+    # Runs when the report was made: an equal pack of another graph counts alike.
+    _runs_before: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def changed(self) -> bool:
         return bool(self.packs)
 
     def executions(self, pack: Pack) -> tuple[int, int]:
-        """(kernels created, runs) of a pack in this process since the rewrite."""
+        """(kernels created in this process, runs since the rewrite) of a pack.
+
+        A session that meets an equal pack again uses the kernel that it has, so
+        kernels of earlier rewrites count too.
+        """
         from picasso_tf import ops
 
-        created, executed = ops.pack_counts(pack.id)
-        created_before, executed_before = self._counts_before.get(pack.id, (0, 0))
-        return created - created_before, executed - executed_before
+        created, executed = ops.pack_counts(pack.name)
+        return created, executed - self._runs_before.get(pack.name, 0)
 
     def was_dropped(self) -> bool:
         """Whether packs were made but TensorFlow never created any of them.
@@ -88,7 +87,7 @@ class Report:
     def to_dict(self) -> dict:
         """Plain values, for JSON. Executions are those so far."""
         values = dataclasses.asdict(self)
-        del values["_counts_before"]
+        del values["_runs_before"]
         for pack, entry in zip(self.packs, values["packs"], strict=True):
             entry["created"], entry["executed"] = self.executions(pack)
         return values
@@ -146,7 +145,7 @@ def merge(graph: str, reports: list[Report]) -> Report:
         merged.skipped.extend(report.skipped)
         merged.failures.extend(report.failures)
         merged.seconds += report.seconds
-        merged._counts_before.update(report._counts_before)
+        merged._runs_before.update(report._runs_before)
         before.update(report.ops_before)
         after.update(report.ops_after)
     merged.ops_before, merged.ops_after = dict(before), dict(after)

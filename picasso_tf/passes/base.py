@@ -176,14 +176,15 @@ class IdsAttrs:
 
 
 def add_pack(edits: Edits, name: str, op: str, inputs, *, device, controls, **attrs):
-    """Adds a packed op; returns its name and the id that its counters go by.
+    """Adds a packed op; returns its node's name, by which its counters go too.
 
-    The id is a digest of what the op does, so that equal graphs give equal
-    bytes.
+    The name ends with a digest of all that the op does. Equal graphs so give equal
+    bytes. And a session keeps the kernels of stateful ops by name: graphs that it
+    rewrites for other fetches must not find a kernel of other attributes there.
     """
-    described = repr((op, sorted(inputs), sorted(attrs.items(), key=lambda x: x[0])))
-    pack_id = f"{name}-{hashlib.sha1(described.encode()).hexdigest()[:16]}"
-    node = edits.add(
-        name, op, inputs, device=device, controls=controls, pack=pack_id, **attrs
+    described = repr((op, list(inputs), device, sorted(attrs.items())))
+    digest = hashlib.sha1(described.encode()).hexdigest()[:12]
+    unique = edits.unique(f"{name}_{digest}")
+    return edits.add(
+        unique, op, inputs, device=device, controls=controls, pack=unique, **attrs
     )
-    return node, pack_id

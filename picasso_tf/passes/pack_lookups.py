@@ -203,7 +203,7 @@ class _Packer:
         outputs.extend(self._outputs_of_their_own(outputs))
         shape_edges = self._shape_edges()
         shapes = list(dict.fromkeys(result for _, _, result in shape_edges))
-        name, pack_id = self._add(outputs, shapes)
+        name = self._add(outputs, shapes)
         for index, output in enumerate(outputs):
             if output.run is not None:
                 join, start, stop = output.run
@@ -228,7 +228,6 @@ class _Packer:
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
-            pack_id,
             "lookup",
             tuple(lookup.node.name for lookup in self._lookups),
             len({lookup.table.root for lookup in self._lookups}),

@@ -118,7 +118,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
     grad_source, grad_chunk_dims, grad_begin, grad_size = map(
         list, zip(*slices, strict=True)
     )
-    name, pack_id = add_pack(
+    name = add_pack(
         edits,
         "picasso_packed_update",
         "PicassoPackedUpdate",
@@ -161,7 +161,6 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         edits.remove(member.node.name, waits_for=name)
     return Pack(
         name,
-        pack_id,
         "update",
         tuple(member.node.name for member in members),
         len({member.table.root for member in members}),

@@ -1,0 +1,24 @@
+"""Fixtures that all tests share."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+from hypothesis import settings
+
+import picasso_tf
+
+# Each example builds and runs a graph: no deadline, no health check of speed.
+settings.register_profile("graphs", deadline=None, max_examples=20)
+settings.load_profile("graphs")
+
+
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """No test sees another's graph, Keras names or switched-on rewrite."""
+    tf.compat.v1.reset_default_graph()
+    yield
+    picasso_tf.disable()
+    tf.keras.backend.clear_session()

@@ -1,0 +1,351 @@
+"""Small recommender models, and what the end-to-end tests ask of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers_kernels import assert_same
+
+import picasso_tf
+
+v1 = tf.compat.v1
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TF_MINOR = tuple(int(part) for part in tf.__version__.split(".")[:2])
+KERAS_2 = TF_MINOR < (2, 16)
+ESTIMATOR = getattr(tf, "estimator", None)
+
+needs_keras_2 = pytest.mark.skipif(not KERAS_2, reason="needs Keras 2")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="needs Keras 3")
+needs_estimator = pytest.mark.skipif(
+    ESTIMATOR is None, reason="this TensorFlow has no Estimator"
+)
+
+ROWS = (7, 50, 20, 50)
+DIMS = (4, 4, 8, 4)
+BATCH = 16
+
+
+# -- data ---------------------------------------------------------------------
+
+
+def id_batches(
+    steps: int, rows: Sequence[int] = ROWS, batch: int = BATCH, seed: int = 0
+) -> list[np.ndarray]:
+    """Matrices [batch, fields] of ids, skewed, so that many are equal."""
+    rng = np.random.default_rng(seed)
+    skew = rng.random(size=(steps, batch, len(rows))) ** 3
+    return list((skew * np.asarray(rows)).astype(np.int64))
+
+
+def label_batches(steps: int, batch: int = BATCH, seed: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return list((rng.random(size=(steps, batch)) < 0.3).astype(np.float32))
+
+
+def table_values(rows: int, dim: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, rows, dim])
+    return rng.normal(size=(rows, dim)).astype(np.float32)
+
+
+# -- graphs for sessions ------------------------------------------------------
+
+
+def make_tables(
+    rows: Sequence[int] = ROWS, dims: Sequence[int] = DIMS, prefix: str = "table"
+) -> list[tf.Variable]:
+    """Resource variables in the current graph, with the same values each time."""
+    return [
+        v1.get_variable(
+            f"{prefix}_{i}",
+            initializer=tf.constant(table_values(size, dim, i)),
+            use_resource=True,
+        )
+        for i, (size, dim) in enumerate(zip(rows, dims, strict=True))
+    ]
+
+
+def dense_layer(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
+    with v1.variable_scope(name):
+        inputs = int(x.shape[-1])
+        kernel = v1.get_variable(
+            "kernel",
+            initializer=tf.constant(table_values(inputs, units, 99)),
+            use_resource=True,
+        )
+        bias = v1.get_variable(
+            "bias", initializer=tf.zeros([units]), use_resource=True
+        )
+        return tf.linalg.matmul(x, kernel) + bias
+
+
+def click_loss(rows: Sequence[tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+    """Concatenates the fields' rows and ends in a scalar, through an MLP."""
+    hidden = tf.nn.relu(dense_layer(tf.concat(rows, axis=1), 8, "hidden"))
+    logits = dense_layer(hidden, 1, "logits")[:, 0]
+    return tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+    )
+
+
+class ClickGraph:
+    """A model in a graph of its own: one matrix of ids, labels, a loss.
+
+    Attributes:
+      ids, labels: placeholders.
+      tables: the variables that are looked up.
+      rows: the lookups' results.
+      loss, train: what a training step fetches.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[[], v1.train.Optimizer] | None = None,
+        loss: Callable[[list[tf.Tensor], list[tf.Variable], tf.Tensor], tf.Tensor]
+        | None = None,
+    ):
+        make_optimizer = optimizer or (lambda: v1.train.AdagradOptimizer(0.1))
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.ids = v1.placeholder(tf.int64, [None, len(ROWS)], "ids")
+            self.labels = v1.placeholder(tf.float32, [None], "labels")
+            self.tables = make_tables()
+            self.rows = [
+                tf.nn.embedding_lookup(table, self.ids[:, i])
+                for i, table in enumerate(self.tables)
+            ]
+            if loss is None:
+                self.loss = click_loss(self.rows, self.labels)
+            else:
+                self.loss = loss(self.rows, self.tables, self.labels)
+            self.train = make_optimizer().minimize(self.loss)
+            self.init = v1.global_variables_initializer()
+            self.variables = v1.global_variables()
+            self.reads = [variable.read_value() for variable in self.variables]
+
+    def feeds(self, steps: int, seed: int = 0) -> list[dict]:
+        batches = zip(
+            id_batches(steps, seed=seed), label_batches(steps, seed=seed), strict=True
+        )
+        return [{self.ids: ids, self.labels: labels} for ids, labels in batches]
+
+    def fit(self, session: v1.Session, steps: int, seed: int = 0) -> list[np.ndarray]:
+        """Trains; returns the losses."""
+        return [
+            session.run([self.loss, self.train], feed)[0]
+            for feed in self.feeds(steps, seed)
+        ]
+
+    def run(self, config, steps: int = 20) -> list[np.ndarray]:
+        """All losses, then the variables, of a fresh session."""
+        with v1.Session(graph=self.graph, config=config) as session:
+            session.run(self.init)
+            losses = self.fit(session, steps)
+            return losses + session.run(self.reads)
+
+
+# -- the flag, and what it did ------------------------------------------------
+
+
+def strict(**options) -> picasso_tf.Options:
+    return picasso_tf.Options(strict=True, **options)
+
+
+def packed_config(base=None, **options) -> v1.ConfigProto:
+    return picasso_tf.session_config(base, strict(**options))
+
+
+class Watched:
+    """The reports that came since `watch()` began."""
+
+    def __init__(self):
+        self._before = picasso_tf.reports()  # held: ids of objects stay unique
+
+    def reports(self) -> list[picasso_tf.Report]:
+        before = {id(report) for report in self._before}
+        return [r for r in picasso_tf.reports() if id(r) not in before]
+
+    def changed(self) -> list[picasso_tf.Report]:
+        return [report for report in self.reports() if report.changed]
+
+    def packs(self, kind: str | None = None) -> list[picasso_tf.Pack]:
+        return [
+            pack
+            for report in self.reports()
+            for pack in report.packs
+            if kind in (None, pack.kind)
+        ]
+
+    def members(self, kind: str) -> list[int]:
+        """Sizes of the packs of a kind."""
+        return [len(pack.members) for pack in self.packs(kind)]
+
+    def text(self) -> str:
+        return "\n".join(map(str, self.reports())) or "no report"
+
+    def assert_packed(self, lookups: int | None = None, updates: int | None = None):
+        """Something was packed, all of it was run, and nothing failed.
+
+        Args:
+          lookups, updates: members of the packs of that kind, all together.
+        """
+        assert self.changed(), f"nothing was packed\n{self.text()}"
+        for report in self.reports():
+            assert not report.failures, self.text()
+        for report in self.changed():
+            for pack in report.packs:
+                created, executed = report.executions(pack)
+                assert created > 0 and executed > 0, self.text()
+        for kind, expected in (("lookup", lookups), ("update", updates)):
+            if expected is not None:
+                assert sum(self.members(kind)) == expected, self.text()
+
+    def assert_executed(self, times: int, kind: str | None = None) -> None:
+        """Every pack ran `times` times."""
+        assert self.changed(), f"nothing was packed\n{self.text()}"
+        for report in self.changed():
+            for pack in report.packs:
+                if kind in (None, pack.kind):
+                    assert report.executions(pack)[1] == times, self.text()
+
+    def reasons(self) -> set[str]:
+        return {item.reason for report in self.reports() for item in report.skipped}
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[Watched]:
+    yield Watched()
+
+
+def assert_all_same(got: Sequence, expected: Sequence, what: str = "value") -> None:
+    """Equal types, shapes and bits, one by one."""
+    assert len(got) == len(expected)
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert_same(a, b, f"{what} {index}")
+
+
+# -- functions ----------------------------------------------------------------
+
+
+class ClickModule(tf.Module):
+    """The same model for tf.function, with stock sparse updates.
+
+    Made without Keras, so that it is one and the same on every version.
+    """
+
+    def __init__(self, learning_rate: float = 0.1, rows=ROWS, dims=DIMS):
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.tables = [
+            tf.Variable(table_values(size, dim, i), name=f"table_{i}")
+            for i, (size, dim) in enumerate(zip(rows, dims, strict=True))
+        ]
+        self.slots = [
+            tf.Variable(tf.fill(table.shape, 0.1), name=f"slot_{i}")
+            for i, table in enumerate(self.tables)
+        ]
+        self.kernel = tf.Variable(table_values(sum(dims), 1, 99), name="kernel")
+
+    def logits(self, ids: tf.Tensor) -> tf.Tensor:
+        rows = [
+            tf.nn.embedding_lookup(table, ids[:, i])
+            for i, table in enumerate(self.tables)
+        ]
+        return tf.linalg.matmul(tf.concat(rows, axis=1), self.kernel)[:, 0]
+
+    def loss(self, ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(
+            tf.nn.sigmoid_cross_entropy_with_logits(
+                labels=labels, logits=self.logits(ids)
+            )
+        )
+
+    def step(self, ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """One step of Adagrad on the tables, by TensorFlow's sparse op."""
+        with tf.GradientTape() as tape:
+            loss = self.loss(ids, labels)
+        *slices, dense = tape.gradient(loss, [*self.tables, self.kernel])
+        for table, slot, part in zip(self.tables, self.slots, slices, strict=True):
+            unique, index = tf.unique(part.indices)
+            summed = tf.math.unsorted_segment_sum(
+                part.values, index, tf.shape(unique)[0]
+            )
+            tf.raw_ops.ResourceSparseApplyAdagrad(
+                var=table.handle,
+                accum=slot.handle,
+                lr=self.learning_rate,
+                grad=summed,
+                indices=unique,
+            )
+        self.kernel.assign_sub(self.learning_rate * dense)
+        return loss
+
+    def values(self) -> list[np.ndarray]:
+        return [v.numpy() for v in (*self.tables, *self.slots, self.kernel)]
+
+
+def fit_module(step, module: ClickModule, steps: int, seed: int = 0) -> list:
+    """Losses, then variables, after `steps` calls of `step`."""
+    batches = zip(
+        id_batches(steps, seed=seed), label_batches(steps, seed=seed), strict=True
+    )
+    losses = [
+        step(tf.constant(ids), tf.constant(labels)).numpy() for ids, labels in batches
+    ]
+    return losses + module.values()
+
+
+def stock_module(steps: int, seed: int = 0) -> list:
+    """What `fit_module` gives without the flag."""
+    module = ClickModule()
+    return fit_module(tf.function(module.step), module, steps, seed)
+
+
+# -- other processes ----------------------------------------------------------
+
+
+def run_python(
+    code: str, *arguments, env: dict | None = None, importable: bool = True
+) -> subprocess.CompletedProcess:
+    """Runs a script in a process of its own, and returns when it is done.
+
+    Args:
+      importable: whether picasso_tf can be imported in it.
+    """
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | environment | (env or {})
+    if importable:
+        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    else:
+        environment.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=os.path.dirname(__file__),
+        check=False,
+    )
+
+
+def checked(process: subprocess.CompletedProcess) -> str:
+    """The standard output of a process that must have ended well."""
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
+
+
+def tree_bytes(directory: pathlib.Path) -> dict[str, bytes]:
+    """The files of a directory, by relative path."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
