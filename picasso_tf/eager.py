@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Sequence
 
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 
 from picasso_tf import grappler
 from picasso_tf.options import Options
+from picasso_tf.report import Report
 
 _lock = threading.Lock()
 _stock_property = context.Context.function_call_options
@@ -61,7 +63,7 @@ def enabled(options: Options | None = None):
     """
     grappler.install()
     chosen = options or Options()
-    seen = len(grappler.reports())
+    seen = grappler.reports()
     with _lock:
         _stack.append(chosen)
         _apply()
@@ -76,10 +78,11 @@ def enabled(options: Options | None = None):
         check_used(seen)
 
 
-def check_used(first: int = 0) -> None:
-    """Raises RewriteDropped if a report from number `first` on was dropped."""
-    for report in grappler.reports()[first:]:
-        if report.was_dropped():
+def check_used(seen: Sequence[Report] = ()) -> None:
+    """Raises RewriteDropped if a rewrite, other than those seen, was dropped."""
+    known = {id(report) for report in seen}
+    for report in grappler.reports():
+        if id(report) not in known and report.was_dropped():
             raise RewriteDropped(
                 f"picasso_tf rewrote {report.graph}, but TensorFlow created none of "
                 f"its {len(report.packs)} packed ops. It ran the original graph "

@@ -26,11 +26,12 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     ctypes.c_int64,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
+    ctypes.c_char_p,  # feeds
+    ctypes.c_char_p,  # preserve
+    ctypes.c_char_p,  # keep
+    ctypes.c_int,  # may_prune
+    ctypes.c_char_p,  # item
+    ctypes.c_char_p,  # options
     ctypes.c_void_p,
 )
 
@@ -72,7 +73,9 @@ def install() -> None:
     library.PicassoInstall(_callback, "\n".join(triggers).encode())
 
 
-def _rewrite(graph, size, feeds, preserve, keep, item, options, reply) -> int:
+def _rewrite(
+    graph, size, feeds, preserve, keep, may_prune, item, options, reply
+) -> int:
     """Called by the optimizer; nothing may escape into C++."""
 
     def answer(data: bytes) -> None:
@@ -86,6 +89,7 @@ def _rewrite(graph, size, feeds, preserve, keep, item, options, reply) -> int:
             _names(feeds),
             _names(preserve),
             _names(keep),
+            bool(may_prune),
             item.decode(),
             chosen,
         )
@@ -103,10 +107,14 @@ def _names(joined: bytes) -> list[str]:
     return joined.decode().split("\n") if joined else []
 
 
-def _rewrite_item(graph_def, feeds, preserve, keep, item: str, options: Options):
+def _rewrite_item(
+    graph_def, feeds, preserve, keep, may_prune: bool, item: str, options: Options
+):
     nodes = list(graph_def.node)
     if preserve or keep:
-        nodes = prune(nodes, [*preserve, *keep], feeds, keep_effects=False)
+        # A session's graph holds all that was ever built; packs must not need
+        # the feeds of what does not run.
+        nodes = prune(nodes, [*preserve, *keep], feeds, keep_effects=not may_prune)
     view_args = {"feeds": feeds, "preserve": preserve, "keep": keep}
     outcome = rewrite_nodes(nodes, options, item, view_args)
     report = outcome.report

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
 
 import picasso_tf
 
@@ -65,15 +66,11 @@ def case_of(build: Callable[[], tuple[list, list[dict]]]) -> Case:
 
 def stock_config(one_thread: bool = False) -> tf.compat.v1.ConfigProto:
     """A plain configuration; `one_thread` where stock is not repeatable."""
-    return tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=1 if one_thread else 0
-    )
+    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1 if one_thread else 0)
 
 
-def packed_config(**options) -> tf.compat.v1.ConfigProto:
-    return picasso_tf.session_config(
-        options=picasso_tf.Options(strict=True, **options)
-    )
+def packed_config(base=None) -> tf.compat.v1.ConfigProto:
+    return picasso_tf.session_config(base, picasso_tf.Options(strict=True))
 
 
 def run(case: Case, config) -> Trace:
@@ -87,11 +84,11 @@ def run(case: Case, config) -> Trace:
     return trace
 
 
-def run_packed(case: Case, config=None) -> tuple[Trace, picasso_tf.Report]:
+def run_packed(case: Case) -> tuple[Trace, picasso_tf.Report]:
     """The trace, and the report of the rewrite that it must have caused: every
     pack has run in every step."""
     previous = picasso_tf.last_report()
-    trace = run(case, config or packed_config())
+    trace = run(case, packed_config())
     report = picasso_tf.last_report()
     assert report is not None and report is not previous, "nothing was rewritten"
     assert report.packs, str(report)
@@ -106,16 +103,17 @@ def assert_executed(report: picasso_tf.Report, steps: int) -> None:
         assert created > 0 and executed == steps, str(report)
 
 
-def check(case: Case, one_thread: bool = False, **options) -> picasso_tf.Report:
+def check(case: Case, one_thread: bool = False, stock=None) -> picasso_tf.Report:
     """Runs the case both ways and compares what was fetched, and variables.
 
     Args:
       one_thread: stock runs with one intra-op thread, because it races with
         more. The packed side never needs it: its results are not to depend on
         the number of threads.
+      stock: another configuration for stock.
     """
-    expected = run(case, stock_config(one_thread))
-    got, report = run_packed(case, packed_config(**options))
+    expected = run(case, stock or stock_config(one_thread))
+    got, report = run_packed(case)
     assert_same_trace(case, got, expected)
     return report
 
@@ -174,6 +172,29 @@ def random(rng: np.random.Generator, shape: Sequence[int], dtype: tf.DType):
 def make_table(name: str, value: np.ndarray):
     """A resource variable, in the current graph."""
     return tf.Variable(value, name=name)
+
+
+def without_grappler() -> tf.compat.v1.ConfigProto:
+    """Stock without its graph optimizers, which need quadratic time for some large
+    graphs."""
+    config = stock_config()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def node_of(text: str, inputs: dict[str, tf.Tensor], outputs: list[str]) -> list:
+    """Adds one node, written as text, whose inputs are tensors by name."""
+    graph_def = tf.compat.v1.GraphDef()
+    text_format.Parse(text, graph_def.node.add())
+    for name, tensor in inputs.items():
+        node = graph_def.node.add(name=name, op="Placeholder")
+        node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    return tf.import_graph_def(
+        graph_def,
+        input_map={f"{k}:0": v for k, v in inputs.items()},
+        return_elements=outputs,
+        name="",
+    )
 
 
 def packed_nodes(report: picasso_tf.Report, kind: str) -> list[set[str]]:

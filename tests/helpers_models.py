@@ -80,9 +80,7 @@ def dense_layer(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
             initializer=tf.constant(table_values(inputs, units, 99)),
             use_resource=True,
         )
-        bias = v1.get_variable(
-            "bias", initializer=tf.zeros([units]), use_resource=True
-        )
+        bias = v1.get_variable("bias", initializer=tf.zeros([units]), use_resource=True)
         return tf.linalg.matmul(x, kernel) + bias
 
 
@@ -322,7 +320,8 @@ def run_python(
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | environment | (env or {})
     if importable:
-        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        installed = pathlib.Path(picasso_tf.__file__).parent.parent
+        paths = [str(installed), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     else:
         environment.pop("PYTHONPATH", None)

@@ -13,12 +13,14 @@ from helpers_kernels import (
     case_of,
     check,
     make_table,
+    node_of,
     packed_config,
     packed_nodes,
     random,
     run,
     run_packed,
     stock_config,
+    without_grappler,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,12 +228,10 @@ def test_rule(variant, dtype):
         ops, inputs = [], []
         for i, dim in enumerate(DIMS):
             value = random(rng, [rows, dim], dtype)
-            for form in range(2):
-                ids_dtype = (tf.int32, tf.int64)[(i + form) % 2]
-                grad, ids = placeholders(dtype, (dim,), ids_dtype)
-                inputs.append((grad, ids, dim))
-                pair = summed(grad, ids) if form == 0 else (grad, ids)
-                ops.append(updates.add(f"{'sd'[form]}{dim}", value, *pair))
+            grad, ids = placeholders(dtype, (dim,), (tf.int32, tf.int64)[i % 2])
+            inputs.append((grad, ids, dim))
+            ops.append(updates.add(f"s{dim}", value, *summed(grad, ids)))
+            ops.append(updates.add(f"d{dim}", value, grad, ids))
         feeds = []
         for step in range(STEPS):
             feed = updates.feed(step)
@@ -251,7 +251,12 @@ def test_rule(variant, dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["scatter_add", "adagrad-update_slots=True", "ftrl-multiply_linear_by_lr=False--0.5"]
+    "name",
+    [
+        "scatter_add",
+        "adagrad-update_slots=True",
+        "ftrl-multiply_linear_by_lr=False--0.5",
+    ],
 )
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16])
 def test_large_batches(name, dtype):
@@ -367,15 +372,13 @@ def test_any_tables(case, tables, seed):
     variant, dtype = case
     rng = np.random.default_rng(seed)
     # One update of a kind stays alone: give it company.
-    tables = tables + [dict(tables[0])]
+    tables = [*tables, dict(tables[0])]
 
     def build():
         updates = Updates(variant, dtype)
         ops, inputs = [], []
         for i, table in enumerate(tables):
-            grad, ids = placeholders(
-                dtype, (table["dim"],), tf.as_dtype(table["ids"])
-            )
+            grad, ids = placeholders(dtype, (table["dim"],), tf.as_dtype(table["ids"]))
             pair = summed(grad, ids) if table["summed"] else (grad, ids)
             value = random(rng, [table["rows"], table["dim"]], dtype)
             ops.append(updates.add(f"t{i}", value, *pair))
@@ -441,6 +444,162 @@ def test_scatter_of_other_forms(op):
     check(case_of(build))
 
 
+# Updates of ResourceScatterAdd made from rows g and a rate.
+SCALED = {
+    "-g * rate": lambda g, rate: -g * rate,
+    "rate * -g": lambda g, rate: rate * -g,
+    "g * rate": lambda g, rate: g * rate,
+    "-g": lambda g, rate: -g,
+    "-(g * rate)": lambda g, rate: -(g * rate),
+    "-g * 0.1": lambda g, rate: -g * 0.1,
+    "-(g * 0.3) * 0.1": lambda g, rate: -(g * 0.3) * 0.1,
+    "(g * 0.3) * 0.1": lambda g, rate: (g * 0.3) * 0.1,
+    "(g * rate) * 0.1": lambda g, rate: (g * rate) * 0.1,
+    "(g * 0.3) * rate": lambda g, rate: (g * 0.3) * rate,
+    "(g / 0.3) * 0.1": lambda g, rate: (g / 0.3) * 0.1,
+    "(g * g) * 0.1": lambda g, rate: (g * g) * 0.1,
+    "(g * g) * rate": lambda g, rate: (g * g) * rate,
+    "(g * row) * 0.1": lambda g, rate: (g * tf.linspace(0.1, 0.9, 8)) * 0.1,
+    "(g + 0.3) * 0.1": lambda g, rate: (g + 0.3) * 0.1,
+    "g * [[0.1]]": lambda g, rate: g * tf.constant([[0.1]]),
+    "g * row": lambda g, rate: g * tf.linspace(0.1, 0.9, 8),
+    "-g / 0.3": lambda g, rate: -g / 0.3,
+    "reduced": lambda g, rate: -tf.reduce_sum(g, 0, keepdims=True) * rate + g * 0.0,
+}
+
+
+@pytest.mark.parametrize("form", SCALED)
+def test_scaled_rows(form):
+    """Rows that are negated and multiplied, as stock does it after its own graph
+    optimizers had their way."""
+    rng = np.random.default_rng(10)
+
+    def build():
+        rate = tf.compat.v1.placeholder(tf.float32, [])
+        ops, feed = [], {rate: 0.3}
+        for i in range(3):
+            grad, ids = placeholders(tf.float32, (8,), tf.int64)
+            table = make_table(f"t{i}", random(rng, [6, 8], tf.float32))
+            ops.append(
+                tf.raw_ops.ResourceScatterAdd(
+                    resource=table.handle,
+                    indices=tf.reshape(ids, [-1]),  # as gradients have them
+                    updates=SCALED[form](grad, rate),
+                )
+            )
+            feed[grad] = random(rng, [50, 8], tf.float32)
+            feed[ids] = rng.integers(0, 6, size=50)
+        return ops, [feed] * 2
+
+    # As in test_rule: duplicates without sums.
+    report = check(case_of(build), one_thread=True)
+    assert list(map(len, packed_nodes(report, "update"))) == [3]
+
+
+def test_2000_members():
+    """2,000 updates of 50 tables; integers, as below."""
+    rng = np.random.default_rng(11)
+    count = 2000
+
+    def build():
+        ids = tf.compat.v1.placeholder(tf.int64, [None, count])
+        grads = tf.compat.v1.placeholder(tf.float32, [None, count, 4])
+        tables = [make_table(f"t{i}", np.zeros([5, 4], np.float32)) for i in range(50)]
+        rows = tf.unstack(grads, axis=1)
+        columns = tf.unstack(ids, axis=1)
+        ops = [
+            tf.raw_ops.ResourceScatterSub(
+                resource=tables[i % 50].handle, indices=columns[i], updates=rows[i]
+            )
+            for i in range(count)
+        ]
+        feed = {
+            ids: rng.integers(0, 5, size=[3, count]),
+            grads: rng.integers(-9, 9, size=[3, count, 4]),
+        }
+        return [tf.group(*ops)], [feed]
+
+    case = case_of(build)
+    expected = run(case, one_thread_without_grappler())
+    got, report = run_packed(case)
+    assert list(map(len, packed_nodes(report, "update"))) == [count]
+    for a, b in zip(got.last, expected.last, strict=True):
+        assert_same(a, b, "a table")
+
+
+def one_thread_without_grappler() -> tf.compat.v1.ConfigProto:
+    """For updates of one table in one step: stock runs them at once and loses
+    some, unless it has one thread."""
+    config = without_grappler()
+    config.intra_op_parallelism_threads = 1
+    config.inter_op_parallelism_threads = 1
+    return config
+
+
+def test_op_with_one_member():
+    """The op itself takes one member, whatever the pass does with it."""
+    rng = np.random.default_rng(12)
+    node = """
+        name: "pack" op: "PicassoPackedUpdate"
+        input: "table" input: "accum" input: "lr" input: "grad" input: "ids"
+        attr { key: "T" value { type: DT_FLOAT } }
+        attr { key: "Tids" value { list { type: DT_INT32 } } }
+        attr { key: "N" value { i: 1 } }
+        attr { key: "S" value { i: 1 } }
+        attr { key: "H" value { i: 1 } }
+        attr { key: "Z" value { i: 0 } }
+        attr { key: "G" value { i: 1 } }
+        attr { key: "rule" value { s: "adagrad" } }
+        attr { key: "sum_duplicates" value { b: false } }
+        attr { key: "hyper_index" value { list { i: 0 } } }
+        attr { key: "scale_index" value { list { i: -1 } } }
+        attr { key: "negate" value { list { b: false } } }
+        attr { key: "member_name" value { list { s: "only" } } }
+        attr { key: "member_parts" value { list { i: 1 } } }
+        attr { key: "ids_source" value { list { i: 0 } } }
+        attr { key: "ids_begin" value { list { i: 0 } } }
+        attr { key: "ids_width" value { list { i: -1 } } }
+        attr { key: "ids_narrow" value { list { b: false } } }
+        attr { key: "grad_source" value { list { i: 0 } } }
+        attr { key: "grad_chunk_dims" value { list { i: -1 } } }
+        attr { key: "grad_begin" value { list { i: 0 } } }
+        attr { key: "grad_size" value { list { i: 0 } } }
+        attr { key: "pack" value { s: "test_op_with_one_update" } }
+    """
+
+    def build():
+        grad, ids = placeholders(tf.float32, (4,), tf.int32)
+        lr = tf.constant(0.3)
+        value = random(rng, [5, 4], tf.float32)
+        inputs = {"lr": lr, "grad": grad, "ids": ids}
+        ops = []
+        for side in ("packed", "stock"):
+            table = make_table(f"{side}_table", value)
+            accum = make_table(f"{side}_accum", np.full_like(value, 0.1))
+            if side == "packed":
+                inputs |= {"table": table.handle, "accum": accum.handle}
+                ops += node_of(node, inputs, ["pack"])
+            else:
+                ops.append(
+                    tf.raw_ops.ResourceSparseApplyAdagrad(
+                        var=table.handle,
+                        accum=accum.handle,
+                        lr=lr,
+                        grad=grad,
+                        indices=ids,
+                    )
+                )
+        feeds = [
+            {grad: random(rng, [count, 4], tf.float32), ids: np.arange(count) % 5}
+            for count in (3, 0, 5)
+        ]
+        return ops, feeds
+
+    table, accum, stock_table, stock_accum = run(case_of(build), stock_config()).last
+    assert_same(table, stock_table, "the table")
+    assert_same(accum, stock_accum, "its slot")
+
+
 def test_two_updates_of_one_table():
     """Members of a pack that share a variable; integers, since stock has no
     order among them either."""
@@ -460,12 +619,8 @@ def test_two_updates_of_one_table():
             feed[ids] = rng.integers(0, 6, size=20)
         return ops, [feed] * 3
 
-    # Stock's scatters of one table run at once, and lose updates.
     case = case_of(build)
-    config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
-    )
-    expected = run(case, config)
+    expected = run(case, one_thread_without_grappler())
     got, report = run_packed(case)
     assert list(map(len, packed_nodes(report, "update"))) == [5]
     for a, b in zip(got.last, expected.last, strict=True):

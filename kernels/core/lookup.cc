@@ -121,7 +121,7 @@ BadId PackedLookup(const LookupMember* members, int64_t count,
       const int64_t from = std::max<int64_t>(begin - m.first_unit, 0);
       const int64_t to = std::min(end - m.first_unit, m.outer);
       if (from >= to || m.chunk_bytes == 0) continue;
-      if (m.table == nullptr) {
+      if (m.dense != nullptr) {
         CopyDense(m, from, to);
         continue;
       }

@@ -17,7 +17,7 @@ namespace picasso {
 // chunk_bytes / row_bytes rows named by the ids that follow each other at
 // o * (chunk_bytes / row_bytes).
 struct LookupMember {
-  const char* table = nullptr;  // [rows, row_bytes]; null for a dense member
+  const char* table = nullptr;  // [rows, row_bytes]; may be null if empty
   int64_t rows = 0;
   int64_t row_bytes = 0;
   IdsView ids;

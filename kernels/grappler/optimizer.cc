@@ -34,12 +34,14 @@ namespace errors = tensorflow::errors;
 enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 
 // graph: a serialised GraphDef without library; names are joined by newlines.
-// `preserve` may be fetched, `keep` only has to run. The answer, a GraphDef or
+// `preserve` may be fetched, `keep` only has to run; with may_prune, nothing else
+// that these do not need has to run. The answer, a GraphDef or
 // an error message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
-                                const char* keep, const char* item,
-                                const char* options, void* reply);
+                                const char* keep, int may_prune,
+                                const char* item, const char* options,
+                                void* reply);
 
 namespace {
 
@@ -153,8 +155,10 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     std::string answer;
     const int reply =
         rewrite(serialized.data(), serialized.size(), Join(feeds).c_str(),
-                Join(preserve).c_str(), Join(keep).c_str(), item->id.c_str(),
-                options_.c_str(), &answer);
+                Join(preserve).c_str(), Join(keep).c_str(),
+                item->optimization_options()
+                    .allow_pruning_stateful_and_dataset_ops,
+                item->id.c_str(), options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;

@@ -101,6 +101,7 @@ class PackedUpdateOp : public OpKernel {
         m.hyper[h] =
             hyper[hyper_index_[i * info.hyper + h]].template scalar<T>()();
       }
+      OP_REQUIRES_OK(ctx, CheckHyper(m, member_name_[i]));
       if (info.needs_step) m.step = steps[0].scalar<int64_t>()();
       m.sum_duplicates = sum_duplicates_;
       m.negate = negate_[i];
@@ -154,6 +155,30 @@ class PackedUpdateOp : public OpKernel {
       m->slots[k] = const_cast<T*>(slot.flat<T>().data());
     }
     return tensorflow::OkStatus();
+  }
+
+  // The ranges that TensorFlow's kernels insist on.
+  Status CheckHyper(const UpdateMember<T>& m, const std::string& name) const {
+    const Rule rule = static_cast<Rule>(rule_);
+    const bool ftrl = rule == Rule::kFtrl || rule == Rule::kFtrlV2;
+    if (!ftrl && rule != Rule::kProximalAdagrad) return tensorflow::OkStatus();
+    const T zero(0);
+    const char* wrong = nullptr;
+    if (!(m.hyper[0] > zero)) wrong = "lr is not a positive scalar";
+    if (!(m.hyper[1] >= zero)) {
+      wrong = "l1 regularization strength is not a non-negative scalar";
+    }
+    if (!(m.hyper[2] >= zero)) {
+      wrong = "l2 regularization strength is not a non-negative scalar";
+    }
+    if (rule == Rule::kFtrlV2 && !(m.hyper[3] >= zero)) {
+      wrong = "l2 shrinkage regularization strength is not a non-negative scalar";
+    }
+    if (ftrl && !(m.hyper[rule == Rule::kFtrlV2 ? 4 : 3] <= zero)) {
+      wrong = "lr_power is not a non-positive scalar";
+    }
+    if (wrong == nullptr) return tensorflow::OkStatus();
+    return errors::InvalidArgument(wrong, " (variable '", name, "')");
   }
 
   Status CheckVariable(const Tensor& value, const Tensor& var, int i,

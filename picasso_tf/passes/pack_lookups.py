@@ -14,7 +14,13 @@ from typing import ClassVar
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.join import Join, match_join
-from picasso_tf.fragments.lookup import LOOKUP_OPS, Lookup, match_lookup
+from picasso_tf.fragments.lookup import (
+    DENSE_LOOKUP_OPS,
+    LOOKUP_OPS,
+    Lookup,
+    match_lookup,
+    why_dense_is_left,
+)
 from picasso_tf.graph import (
     FORWARDING,
     Edits,
@@ -86,7 +92,7 @@ class PackLookups(Pass):
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + DENSE_LOOKUP_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
@@ -101,6 +107,10 @@ class PackLookups(Pass):
                 result.skip(node, reason)
             else:
                 lookups.append(matched)
+        for node in view.of_types(DENSE_LOOKUP_OPS):
+            reason = why_dense_is_left(view, node)
+            if reason:
+                result.skip(node, reason)
         edits = Edits(view)
         levels = view.levels(lookup.node.name for lookup in lookups)
         joined: dict[str, dict[int, Tensor | None]] = {}
