@@ -49,6 +49,7 @@ class BuildNative(build_ext):
             f"-DPICASSO_LIBRARY_NAME={name}",
             f"-DTF_COMPILE_FLAGS={shlex.join(compile_flags)}",
             f"-DTF_LINK_FLAGS={shlex.join(link_flags)}",
+            f"-DPICASSO_CUDA={os.environ.get('PICASSO_CUDA', '')}",
         ]  # fmt: skip
         subprocess.run(configure, cwd=build_dir, check=True)
         subprocess.run(["cmake", "--build", "."], cwd=build_dir, check=True)

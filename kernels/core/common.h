@@ -6,6 +6,13 @@
 #include <cstdint>
 #include <functional>
 
+// Marks what the CUDA kernels share with the CPU's.
+#ifdef __CUDACC__
+#define PICASSO_HOST_DEVICE __host__ __device__
+#else
+#define PICASSO_HOST_DEVICE
+#endif
+
 namespace picasso {
 
 // Runs body(begin, end) over disjoint ranges that cover [0, total), perhaps on
@@ -32,14 +39,14 @@ struct IdsView {
 template <typename Id>
 class IdsReader {
  public:
-  explicit IdsReader(const IdsView& view)
+  PICASSO_HOST_DEVICE explicit IdsReader(const IdsView& view)
       : data_(static_cast<const Id*>(view.data)),
         width_(view.width),
         stride_(view.stride),
         contiguous_(view.width == view.stride),
         narrow_(view.narrow) {}
 
-  int64_t operator[](int64_t i) const {
+  PICASSO_HOST_DEVICE int64_t operator[](int64_t i) const {
     int64_t at = i;
     if (!contiguous_) {
       at = width_ == 1 ? i * stride_ : (i / width_) * stride_ + i % width_;
@@ -70,7 +77,7 @@ struct BadId {
 };
 
 // Whether `id` is a row of a table with `rows` rows; one comparison.
-inline bool InRange(int64_t id, int64_t rows) {
+PICASSO_HOST_DEVICE inline bool InRange(int64_t id, int64_t rows) {
   return static_cast<uint64_t>(id) < static_cast<uint64_t>(rows);
 }
 
