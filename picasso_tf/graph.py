@@ -104,10 +104,14 @@ _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 # Nodes looked at before a barrier is taken as it is.
 _EFFECTS_LIMIT = 20_000
+_BOOKKEEPING_LIMIT = 10_000
 # Stateful or not, these only name what comes from outside.
 _SOURCES = frozenset(
     {"Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"}
 )
+
+
+_JOINS_CONTROL_FLOW = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
 
 
 class GraphView:
@@ -121,7 +125,8 @@ class GraphView:
         somebody may fetch or feed.
       keep: names of nodes that have to run, for their effect alone.
       roots: sets of nodes that are run apart from each other, such as the
-        outputs of several signatures; None: all of the graph runs together.
+        outputs of several signatures; what none of them needs does not run.
+        None: all of the graph runs, together.
       arg_tables: shape and dtype of variables behind function arguments, by
         node name, where the nodes themselves do not say.
     """
@@ -155,6 +160,7 @@ class GraphView:
         self._roots = None if roots is None else [frozenset(root) for root in roots]
         self._serves: dict[str, int] | None = None
         self._order: list[Node] | None = None
+        self._unheld: dict[Tensor, bool] = {}
         self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
         self._frames: dict[str, tuple[str, ...]] = {}
@@ -174,9 +180,31 @@ class GraphView:
             or node.controls
             or node.device != device
             or node.name in self.preserve
+            or not all(self.waits_for_nobody(other) for other in node.inputs[1:])
         ):
             return None
         return node
+
+    def waits_for_nobody(self, tensor: Tensor) -> bool:
+        """Whether no control edge holds back a tensor of bookkeeping: an axis, a
+        shape, a size. Looks at what computes it, up to nodes with effects."""
+        if tensor not in self._unheld:
+            seen: set[str] = set()
+            pending = [tensor[0]]
+            unheld = True
+            while pending and unheld:
+                name = pending.pop()
+                node = self.nodes.get(name)
+                if node is None or name in seen or name in self.feeds:
+                    continue
+                seen.add(name)
+                if _has_effect(node.op):
+                    continue
+                unheld = not node.controls and len(seen) < _BOOKKEEPING_LIMIT
+                if node.op not in ("Shape", "ShapeN", "Size", "Rank"):
+                    pending.extend(source for source, _ in node.inputs)
+            self._unheld[tensor] = unheld
+        return self._unheld[tensor]
 
     def consumers(self, tensor: Tensor) -> Sequence[tuple[Node, int]]:
         """Nodes that read the tensor, with the input's position."""
@@ -201,7 +229,7 @@ class GraphView:
         if self._serves is None:
             self._serves = dict.fromkeys(self.nodes, 0)
             for bit, root in enumerate(self._roots):
-                for reached in reachable(self.nodes, root, ()):
+                for reached in reachable(self.nodes, root, self.feeds) - self.feeds:
                     self._serves[reached] |= 1 << bit
         return self._serves[name]
 
@@ -299,7 +327,9 @@ class GraphView:
                 return None
             if node.op in _SOURCES:
                 continue
-            if _has_effect(node.op):
+            # Behind a Merge or an Exit there are branches and frames, whose nodes
+            # may not be waited for from here: wait for these themselves.
+            if _has_effect(node.op) or node.op in _JOINS_CONTROL_FLOW:
                 effects.add(node.name)
                 continue
             pending.extend(tensor[0] for tensor in node.inputs)
@@ -420,6 +450,17 @@ class GraphView:
             return None
         return tensor_util.MakeNdarray(node._def.attr["value"].tensor)
 
+    def is_constant(self, tensor: Tensor, depth: int = 8) -> bool:
+        """Whether a tensor depends on nothing but constants."""
+        node = self.producer(tensor)
+        if node is None or depth == 0 or _has_effect(node.op):
+            return False
+        if node.op == "Const":
+            return True
+        return bool(node.inputs) and all(
+            self.is_constant(source, depth - 1) for source in node.inputs
+        )
+
     def constant_int(self, tensor: Tensor) -> int | None:
         """The value of a constant with one element, as an int."""
         value = self.constant(tensor)
@@ -532,6 +573,17 @@ class GraphView:
         return self.shape(tensor) == ()
 
 
+def keeps_order(view: GraphView, node: Node) -> bool:
+    """Whether a node renames dimensions and is sure to succeed in that."""
+    if node.op != "Squeeze":
+        return node.op in ("Reshape", "ExpandDims")
+    shape = view.shape(node.inputs[0])
+    axes = node.attr("squeeze_dims") or []
+    return shape is not None and all(
+        -len(shape) <= axis < len(shape) and shape[axis] == 1 for axis in axes
+    )
+
+
 def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
     """(first column, columns, whether the axis is dropped) of x[:, a:b].
 
@@ -570,8 +622,9 @@ def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
         if columns is None:
             return None
         last += columns
-    if columns is not None:
-        last = min(last, columns)
+    if columns is None:
+        return None  # fewer columns would not be an error, but a shorter slice
+    last = min(last, columns)
     return (first, last - first, False) if 0 <= first < last else None
 
 
@@ -627,6 +680,9 @@ class Edits:
             self._stand_ins[old[0]] = new
         else:
             self._tensors[old] = new
+
+    def is_replaced(self, tensor: Tensor) -> bool:
+        return tensor in self._tensors or tensor[0] in self._stand_ins
 
     def remove(self, name: str, waits_for: str) -> None:
         """Removes a node; who waited for it waits for node `waits_for`.
@@ -767,21 +823,19 @@ def reachable(nodes, roots: Iterable[str], feeds) -> set[str]:
     return reached
 
 
-def prune(node_defs, preserve: Iterable[str], feeds, keep_effects: bool):
-    """The NodeDefs that run for `preserve`, in their order.
-
-    With `keep_effects`, stateful nodes run too, as in a function that does not
-    say which of its nodes have effects.
-    """
+def prune(node_defs, roots: Iterable[str]):
+    """The NodeDefs that the roots depend on, in their order."""
     nodes = {}
     for index, node_def in enumerate(node_defs):
         node = Node(node_def, index)
         nodes[node.name] = node
-    roots = list(preserve)
-    if keep_effects:
-        roots.extend(name for name, node in nodes.items() if _has_effect(node.op))
-    reached = reachable(nodes, roots, feeds) | frozenset(feeds)
+    reached = reachable(nodes, roots, ())
     return [node_def for node_def in node_defs if node_def.name in reached]
+
+
+def with_effects(node_defs) -> list[str]:
+    """Names of the nodes that have an effect besides their outputs."""
+    return [node_def.name for node_def in node_defs if _has_effect(node_def.op)]
 
 
 def _edge_node(edge: str) -> str:

@@ -7,12 +7,13 @@ import collections
 import ctypes
 import threading
 
+import tensorflow as tf
 from absl import logging
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from picasso_tf import ops
-from picasso_tf.graph import graph_def_of, prune
+from picasso_tf.graph import graph_def_of, prune, with_effects
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES
 from picasso_tf.report import Report
@@ -111,11 +112,14 @@ def _rewrite_item(
     graph_def, feeds, preserve, keep, may_prune: bool, item: str, options: Options
 ):
     nodes = list(graph_def.node)
+    roots = None
     if preserve or keep:
-        # A session's graph holds all that was ever built; packs must not need
-        # the feeds of what does not run.
-        nodes = prune(nodes, [*preserve, *keep], feeds, keep_effects=not may_prune)
-    view_args = {"feeds": feeds, "preserve": preserve, "keep": keep}
+        # A session's graph holds all that was ever built. Packs must not need the
+        # feeds of what does not run, nor what is before a feed.
+        root = [*preserve, *keep, *([] if may_prune else with_effects(nodes))]
+        nodes = prune(nodes, [*root, *feeds])
+        roots = [root]
+    view_args = {"feeds": feeds, "preserve": preserve, "keep": keep, "roots": roots}
     outcome = rewrite_nodes(nodes, options, item, view_args)
     report = outcome.report
     if report.packs or report.skipped or report.failures:
@@ -214,7 +218,7 @@ def estimator_config(
 ) -> config_pb2.ConfigProto:
     """A ConfigProto for Estimator: `tf.estimator.RunConfig(session_config=...)`.
 
-    Starts from what RunConfig would use itself (soft placement among it), which
+    Starts from what Estimator would use itself (soft placement among it), which
     a fresh ConfigProto would silently switch off.
 
     Args:
@@ -224,12 +228,12 @@ def estimator_config(
       RuntimeError: this TensorFlow has no Estimator (2.16 and later).
     """
     if base is None:
-        import tensorflow as tf
-
-        if getattr(tf, "estimator", None) is None:
+        try:
+            from tensorflow_estimator.python.estimator import run_config
+        except ImportError as error:
             raise RuntimeError(
                 f"TensorFlow {tf.__version__} has no Estimator; 2.15 was the last "
                 "that had. Use session_config() or enable()."
-            )
-        base = tf.estimator.RunConfig().session_config
+            ) from error
+        base = run_config.get_default_session_config()
     return session_config(base, options)

@@ -54,7 +54,7 @@ def rewrite(
             f"preserve names nodes that are not in the graph: {missing[:5]}. "
             f"It has {len(known)} nodes."
         )
-    nodes = prune(graph_def.node, names, (), False) if names else graph_def.node
+    nodes = prune(graph_def.node, names) if names else graph_def.node
     roots = [{name} for name in names] if names else None
     view_args = {"preserve": names, "roots": roots}
     outcome = rewrite_nodes(nodes, options, "graph", view_args)

@@ -75,7 +75,11 @@ def spell(graph_def, attrs=()) -> str:
         node = Node(node_def, index)
         edges = [tensor_name(tensor) for tensor in node.inputs]
         edges += ["^" + name for name in sorted(node.controls)]
-        chosen = [f"{key}={node.attr(key)}" for key in attrs if node.attr(key) not in (None, [])]
+        chosen = [
+            f"{key}={node.attr(key)}"
+            for key in attrs
+            if node.attr(key) not in (None, [])
+        ]
         suffix = f" {{{', '.join(chosen)}}}" if chosen else ""
         lines.append(f"{node.name} = {node.op}({', '.join(edges)}){suffix}")
     return "\n".join(lines) + "\n"

@@ -69,8 +69,8 @@ def stock_config(one_thread: bool = False) -> tf.compat.v1.ConfigProto:
     return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1 if one_thread else 0)
 
 
-def packed_config(base=None) -> tf.compat.v1.ConfigProto:
-    return picasso_tf.session_config(base, picasso_tf.Options(strict=True))
+def packed_config(**options) -> tf.compat.v1.ConfigProto:
+    return picasso_tf.session_config(options=picasso_tf.Options(strict=True, **options))
 
 
 def run(case: Case, config) -> Trace:
@@ -84,11 +84,11 @@ def run(case: Case, config) -> Trace:
     return trace
 
 
-def run_packed(case: Case) -> tuple[Trace, picasso_tf.Report]:
+def run_packed(case: Case, **options) -> tuple[Trace, picasso_tf.Report]:
     """The trace, and the report of the rewrite that it must have caused: every
     pack has run in every step."""
     previous = picasso_tf.last_report()
-    trace = run(case, packed_config())
+    trace = run(case, packed_config(**options))
     report = picasso_tf.last_report()
     assert report is not None and report is not previous, "nothing was rewritten"
     assert report.packs, str(report)
@@ -103,7 +103,9 @@ def assert_executed(report: picasso_tf.Report, steps: int) -> None:
         assert created > 0 and executed == steps, str(report)
 
 
-def check(case: Case, one_thread: bool = False, stock=None) -> picasso_tf.Report:
+def check(
+    case: Case, one_thread: bool = False, stock=None, **options
+) -> picasso_tf.Report:
     """Runs the case both ways and compares what was fetched, and variables.
 
     Args:
@@ -111,9 +113,10 @@ def check(case: Case, one_thread: bool = False, stock=None) -> picasso_tf.Report
         more. The packed side never needs it: its results are not to depend on
         the number of threads.
       stock: another configuration for stock.
+      options: of picasso_tf.Options.
     """
     expected = run(case, stock or stock_config(one_thread))
-    got, report = run_packed(case)
+    got, report = run_packed(case, **options)
     assert_same_trace(case, got, expected)
     return report
 

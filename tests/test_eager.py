@@ -1272,3 +1272,21 @@ def test_dropped_graph_is_told_in_a_session(monkeypatch):
     model = ClickGraph()
     with pytest.raises(tf.errors.OpError):
         model.run(packed_config(), 1)
+
+
+def test_dropped_graph_is_told_although_its_packs_ran_before(monkeypatch):
+    """A function that is optimized again, for other options, has equal packs;
+    that they ran before says nothing of this graph."""
+    module = ClickModule()
+    step = tf.function(module.step)
+    with picasso_tf.enabled(strict()):
+        fit_module(step, module, 1)
+    unplaced(monkeypatch)
+    other = strict(exclude=["nothing has this name"])
+    with (
+        watch() as seen,
+        pytest.raises(picasso_tf.RewriteDropped),
+        picasso_tf.enabled(other),
+    ):
+        fit_module(step, module, 1)
+    assert seen.changed()[0].was_dropped()

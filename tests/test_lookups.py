@@ -32,6 +32,12 @@ IDS_SHAPES = ((), (5,), (3, 2), (2, 3, 2), (0,), (0, 3), (4, 0), (1,))
 lookup = tf.nn.embedding_lookup
 
 
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """In place of the shared fixture, whose cleaning takes longer than most of
+    these tests: they have graphs of their own and no Keras."""
+
+
 def placeholder(shape, dtype=tf.int64):
     return tf.compat.v1.placeholder(dtype, shape)
 
@@ -144,6 +150,26 @@ def test_variables_are_read_after_writes():
             again = [rows.assign_add(value).op for rows in tables]
         feeds = [{ids: [3, 0, 3], value: np.full([ROWS, 8], step)} for step in range(3)]
         return [*after, tf.concat(after, axis=1), *again], feeds
+
+    assert packed_lookups(check(case_of(build))) == 3
+
+
+def test_two_handles_of_one_variable():
+    """Found by no name: a second handle is a table of its own to the pass."""
+
+    def build():
+        ids = placeholder([None])
+        first = table("t", 8)
+        again = tf.raw_ops.VarHandleOp(
+            shape=first.shape, dtype=tf.float32, shared_name=first.handle.op.name
+        )
+        found = [
+            tf.raw_ops.ResourceGather(resource=handle, indices=ids, dtype=tf.float32)
+            for handle in (first.handle, again, first.handle)
+        ]
+        for rows in found:
+            rows.set_shape([None, 8])
+        return [tf.concat(found, 1), *found], [{ids: [1, 6, 2]}]
 
     assert packed_lookups(check(case_of(build))) == 3
 
@@ -283,6 +309,19 @@ def test_ids_cut_from_a_matrix(static, ids_dtype):
     assert packed_lookups(check(case_of(build))) >= len(CUTS) - 1
 
 
+@pytest.mark.parametrize("width", [FIELDS, None])
+def test_slices_end_with_the_matrix(width):
+    """Columns that a slice names and the matrix lacks are left out."""
+
+    def build():
+        x = placeholder([None, width])
+        ids = [x[:, 10:99], x[:, 10:14], x[:, 11:13], x[:, 20:30], x[:, :99], x[:, 99:]]
+        fetches = [lookup(table(f"t{k}", 4, k), i) for k, i in enumerate(ids)]
+        return fetches, [{x: np.arange(24).reshape(2, 12) % ROWS}]
+
+    assert packed_lookups(check(case_of(build))) == 6
+
+
 def test_narrowing_casts():
     """int64 ids beyond 32 bits, cast to int32: the cast wraps, and so do we."""
 
@@ -301,6 +340,38 @@ def test_narrowing_casts():
 
     report = check(case_of(build))
     assert packed_lookups(report) == 4
+
+
+# Ids that stock refuses to cut from a matrix of 3 x 4.
+REFUSED = {
+    "column": lambda x: x[:, 4],
+    "slice": lambda x: tf.slice(x, [0, 3], [-1, 2]),
+    "split": lambda x: tf.split(x, 3, axis=1)[0],
+    "split by sizes": lambda x: tf.split(x, [1, 2], axis=1)[0],
+    "unstack": lambda x: tf.unstack(x, 3, axis=1)[0],
+    "unstack rows": lambda x: tf.unstack(x, 4)[0],
+    "squeeze": lambda x: tf.squeeze(x, axis=1),
+    "squeezed columns": lambda x: tf.squeeze(x[:, :2], axis=1),
+    "reshape": lambda x: tf.reshape(x[:, 0], [4, 1]),
+    "reshape in part": lambda x: tf.reshape(x[:, 0], [-1, 2]),
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_matrix_of_another_width(form):
+    """What is only known when it runs is checked when it runs."""
+
+    def build():
+        x = placeholder([None, None])
+        rows = [lookup(table(f"t{i}", 4, i), REFUSED[form](x)) for i in range(2)]
+        return [tf.concat(rows, -1)], [{x: np.zeros([3, 4])}]
+
+    case = case_of(build)
+    for config in (stock_config(), packed_config()):
+        with tf.compat.v1.Session(graph=case.graph, config=config) as session:
+            session.run(case.init)
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run(case.fetches, case.feeds[0])
 
 
 def test_empty_batches_of_columns():
@@ -497,6 +568,21 @@ def test_joined_in_place():
     assert len(report.packs) == 1
 
 
+def test_several_packs_for_one_join():
+    """Packs that are cut because of their volume each give a stretch of it."""
+
+    def build():
+        fields = Fields()
+        joined = tf.concat(
+            [*fields.flat(), fields.dense, *fields.flat(), *fields.flat()], 1
+        )
+        return [joined, tf.concat(fields.deep(), -1)], fields.feeds()
+
+    # Volumes assume 1,024 ids: some 26 values of each.
+    report = check(case_of(build), max_pack_volume=1024 * 4 * 26)
+    assert len(report.packs) > 3
+
+
 def test_axis_from_outside():
     """An axis that is fed cannot be told beforehand."""
 
@@ -560,6 +646,7 @@ def test_op_with_one_member():
         attr { key: "ids_begin" value { list { i: 0 } } }
         attr { key: "ids_width" value { list { i: -1 } } }
         attr { key: "ids_narrow" value { list { b: false } } }
+        attr { key: "ids_shape" value { list { shape { unknown_rank: true } } } }
         attr { key: "output_members" value { list { i: 1 } } }
         attr { key: "output_chunk_dims" value { list { i: 1 } } }
         attr { key: "output_stack" value { list { b: false } } }

@@ -148,7 +148,9 @@ def test_flatten_between_lookup_and_concat():
             rows.append(tf.reshape(row, [-1, 8 if i else 4]))
         out = tf.concat(rows, -1)
     report = check(graph, out, feed)
-    assert report.ops_after.get("ConcatV2", 0) == report.ops_after.get("Reshape", 0) == 0
+    assert (
+        report.ops_after.get("ConcatV2", 0) == report.ops_after.get("Reshape", 0) == 0
+    )
 
 
 def test_rows_that_a_join_would_cut_stay_apart():
@@ -156,9 +158,7 @@ def test_rows_that_a_join_would_cut_stay_apart():
     graph = tf1.Graph()
     with graph.as_default():
         ids = tf1.placeholder(tf.int64, [4])
-        halves = [
-            tf.reshape(tf.gather(table(f"t{i}"), ids), [8, 2]) for i in range(2)
-        ]
+        halves = [tf.reshape(tf.gather(table(f"t{i}"), ids), [8, 2]) for i in range(2)]
         out = tf.concat(halves, 1)
     report = check(graph, out, {ids: [1, 2, 3, 4]})
     assert report.ops_after["ConcatV2"] == 1
@@ -199,7 +199,9 @@ def test_shapes_of_rows_do_not_keep_the_rows():
 def test_branches_are_not_mixed(version, taken):
     """A pack over both sides of a cond would be dead as a whole, and give
     consumers empty tensors without an error."""
-    enable = tf1.enable_control_flow_v2 if version == "v2" else tf1.disable_control_flow_v2
+    enable = (
+        tf1.enable_control_flow_v2 if version == "v2" else tf1.disable_control_flow_v2
+    )
     was_v2 = tf1.control_flow_v2_enabled()
     enable()
     try:
@@ -379,9 +381,7 @@ def test_integer_tables_are_named_as_the_reason():
         rows = [tf.gather(table(f"t{i}", dtype=np.int32), ids) for i in range(2)]
         tf.add_n(rows, name="out")
     _, report = rewrite(graph, ["out"])
-    assert list(report.reasons()) == [
-        "rows are int32, not of a floating-point type"
-    ]
+    assert list(report.reasons()) == ["rows are int32, not of a floating-point type"]
 
 
 def test_interior_values_may_be_fetched():

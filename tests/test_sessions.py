@@ -411,6 +411,23 @@ def test_fed_ids(fields):
     fields.both([fields.loss, fields.train], feed)
 
 
+def test_fed_placeholder_with_default():
+    """A keep probability, a training flag, the shape of a sparse placeholder."""
+    with tf.Graph().as_default() as graph:
+        tables = make_tables()
+        ids = v1.placeholder(tf.int64, [None, FIELDS])
+        scale = v1.placeholder_with_default(tf.constant(1.0), [])
+        rows = [tf.nn.embedding_lookup(t, ids[:, i]) for i, t in enumerate(tables)]
+        loss = tf.reduce_sum(tf.square(scale * tf.concat(rows, axis=1)))
+        step = train.AdagradOptimizer(0.1).minimize(loss)
+        init = v1.global_variables_initializer()
+    batch = id_batches(1)[0]
+    for feed in ({ids: batch}, {ids: batch, scale: 0.5}):
+        seen = run_both(graph, [loss, step], [feed] * 3, init, lookups=FIELDS)
+        seen.assert_packed(updates=FIELDS)
+        seen.assert_executed(3)
+
+
 def test_fed_rows(fields):
     """A lookup that is fed is none; the others are packed all the same."""
     values = np.full([16, 4], 0.5, np.float32)
@@ -529,26 +546,6 @@ def test_the_graph_that_runs_has_a_tenth_of_the_ops():
     assert ops["packed"].count("PicassoPackedLookup") == 1
     assert ops["packed"].count("PicassoPackedUpdate") == 1
     assert len(ops["packed"]) < len(ops["stock"])
-
-
-def test_partial_run(fields):
-    """A session that gets its feeds bit by bit."""
-    config = config_pb2.ConfigProto(operation_timeout_in_ms=5_000)
-
-    def run(config):
-        with v1.Session(graph=fields.graph, config=config) as session:
-            session.run(fields.init)
-            handle = session.partial_run_setup(fields.rows[:2], fields.ids[:2])
-            first = session.partial_run(
-                handle, fields.rows[0], {fields.ids[0]: [1, 2, 3]}
-            )
-            ids = first[:, 0] > 0
-            second = session.partial_run(
-                handle, fields.rows[1], {fields.ids[1]: ids.astype(np.int64)}
-            )
-            return [first, second]
-
-    assert_all_same(run(packed_config(config)), run(config))
 
 
 def test_bad_ids_raise_as_stock_does(fields):
@@ -686,10 +683,12 @@ def test_session_of_a_server():
     server = tf.distribute.Server.create_local_server()
     model = ClickGraph()
     expected = model.run(None, 5)
-    with watch() as seen:
-        with v1.Session(server.target, model.graph, packed_config()) as session:
-            session.run(model.init)
-            got = model.fit(session, 5) + session.run(model.reads)
+    with (
+        watch() as seen,
+        v1.Session(server.target, model.graph, packed_config()) as session,
+    ):
+        session.run(model.init)
+        got = model.fit(session, 5) + session.run(model.reads)
     seen.assert_packed(lookups=FIELDS, updates=FIELDS)
     assert_all_same(got, expected)
 

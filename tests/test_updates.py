@@ -32,6 +32,12 @@ DIMS = (1, 3, 4, 8, 16, 17, 33)
 STEPS = 20
 
 
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """In place of the shared fixture, whose cleaning takes longer than most of
+    these tests: they have graphs of their own and no Keras."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """One rule as a stock op writes it.
@@ -625,6 +631,53 @@ def test_two_updates_of_one_table():
     assert list(map(len, packed_nodes(report, "update"))) == [5]
     for a, b in zip(got.last, expected.last, strict=True):
         assert_same(a, b, "the table")
+
+
+def test_two_handles_of_one_variable():
+    """As above, through handles that only have a name in common."""
+    rng = np.random.default_rng(13)
+
+    def build():
+        table = make_table("t", np.zeros([6, 8], np.float32))
+        again = tf.raw_ops.VarHandleOp(
+            shape=table.shape, dtype=tf.float32, shared_name=table.handle.op.name
+        )
+        ops, feed = [], {}
+        for handle in (table.handle, again, table.handle, again):
+            grad, ids = placeholders(tf.float32, (8,), tf.int64)
+            ops.append(
+                tf.raw_ops.ResourceScatterSub(
+                    resource=handle, indices=ids, updates=grad
+                )
+            )
+            feed[grad] = rng.integers(-9, 9, size=[20, 8])
+            feed[ids] = rng.integers(0, 6, size=20)
+        return ops, [feed] * 3
+
+    case = case_of(build)
+    expected = run(case, one_thread_without_grappler())
+    got, report = run_packed(case)
+    assert list(map(len, packed_nodes(report, "update"))) == [4]
+    assert_same(got.last[0], expected.last[0], "the table")
+
+
+def test_packs_cut_by_volume():
+    rng = np.random.default_rng(14)
+
+    def build():
+        updates = Updates(by_name("adagrad-update_slots=True"), tf.float32)
+        ops, feed = [], updates.feed(0)
+        for i in range(7):
+            grad, ids = placeholders(tf.float32, (8,), tf.int64)
+            value = random(rng, [6, 8], tf.float32)
+            ops.append(updates.add(f"t{i}", value, *summed(grad, ids)))
+            feed[grad] = random(rng, [5, 8], tf.float32)
+            feed[ids] = rng.integers(0, 6, size=5)
+        return ops, [feed] * 2
+
+    # Volumes assume 1,024 ids: three tables make a pack, the last stays alone.
+    report = check(case_of(build), max_pack_volume=3 * 1024 * 4 * 8)
+    assert list(map(len, packed_nodes(report, "update"))) == [3, 3]
 
 
 def test_updates_fetched_one_by_one():

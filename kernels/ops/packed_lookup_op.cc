@@ -35,6 +35,7 @@ class PackedLookupOp : public OpKernel {
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members, &member_shape_));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "ids_shape", members, &ids_shape_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members, &member_name_));
     OP_REQUIRES_OK(ctx,
                    GetList(ctx, "output_members", outputs_, &output_members_));
@@ -242,18 +243,17 @@ class PackedLookupOp : public OpKernel {
     return tensorflow::OkStatus();
   }
 
-  // The position is given in the ids as the lookup saw them: the shape of a
-  // whole tensor, otherwise the leading dimensions that hold the ids.
+  // The position is given in the ids as the lookup saw them.
   Status IdError(OpKernelContext* ctx, const BadId& bad,
                  const LookupMember& member) const {
-    TensorShape ids_shape({member.ids.size});
-    if (layout_.whole(bad.member)) {
-      ids_shape = ctx->input(tables_ + layout_.source(bad.member)).shape();
-    } else if (member.ids.width > 1) {
-      ids_shape =
-          TensorShape({member.ids.size / member.ids.width, member.ids.width});
+    const int i = bad.member;
+    TensorShape shape;
+    if (ids_shape_[i].unknown_rank()) {
+      shape = ctx->input(tables_ + layout_.source(i)).shape();
+    } else {
+      TF_RETURN_IF_ERROR(Resolve(ids_shape_[i], member.ids.size, i, &shape));
     }
-    return BadIdError(bad, ids_shape, member.rows, member_name_[bad.member]);
+    return BadIdError(bad, shape, member.rows, member_name_[i]);
   }
 
   int first_dense(OpKernelContext* ctx) const {
@@ -266,6 +266,7 @@ class PackedLookupOp : public OpKernel {
   IdsLayout layout_;
   std::vector<int> member_table_;
   std::vector<PartialTensorShape> member_shape_;
+  std::vector<PartialTensorShape> ids_shape_;
   std::vector<std::string> member_name_;
   std::vector<int> output_members_;
   std::vector<int> chunk_dims_;

@@ -172,7 +172,8 @@ class PackedUpdateOp : public OpKernel {
       wrong = "l2 regularization strength is not a non-negative scalar";
     }
     if (rule == Rule::kFtrlV2 && !(m.hyper[3] >= zero)) {
-      wrong = "l2 shrinkage regularization strength is not a non-negative scalar";
+      wrong =
+          "l2 shrinkage regularization strength is not a non-negative scalar";
     }
     if (ftrl && !(m.hyper[rule == Rule::kFtrlV2 ? 4 : 3] <= zero)) {
       wrong = "lr_power is not a non-positive scalar";

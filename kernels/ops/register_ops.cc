@@ -141,6 +141,8 @@ Status LookupShapes(InferenceContext* c) {
 //   ids:       tensors of ids; member i reads tensor ids_source[i] whole
 //              (ids_width -1) or its columns [ids_begin, +ids_width) (rank 2).
 //              ids_narrow: int64 ids that the graph cast to int32.
+//              ids_shape: their shape in the graph, with at most one unknown
+//              dimension; of unknown rank: that of the whole tensor.
 //   dense:     [D] tensors of `dtype`, copied into their place.
 //   member_table: index into resources; -1 - d for dense tensor d.
 //   member_shape: shape of the lookup's result, with at most one unknown
@@ -172,6 +174,7 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_shape: list(shape)")
     .Attr("output_members: list(int)")
     .Attr("output_chunk_dims: list(int)")
     .Attr("output_stack: list(bool)")

@@ -10,10 +10,17 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Shape, Tensor, column_slice
+from picasso_tf.graph import (
+    FORWARDING,
+    GraphView,
+    Node,
+    Shape,
+    Tensor,
+    column_slice,
+    keeps_order,
+)
 
 _INT_TYPES = (dtypes.int32, dtypes.int64)
-_RESHAPES = frozenset({"Reshape", "ExpandDims", "Squeeze"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +75,7 @@ def find_ids(
             continue
         if width >= 0 or not (flat or shape_known):
             break
-        if node.op in _RESHAPES:
+        if keeps_order(view, node):
             source = node.inputs[0]
             natural = False
             continue
@@ -97,6 +104,8 @@ def _columns(view: GraphView, node: Node, port: int) -> tuple[Tensor, int, int] 
         shape = view.shape(node.inputs[0])
         if shape is None or len(shape) != 2 or node.attr("axis", 0) not in (1, -1):
             return None
+        if shape[1] != node.attr("num"):
+            return None  # an error at run time, perhaps
         return node.inputs[0], port, 1
     if node.op in ("Split", "SplitV"):
         matrix, axis = (
@@ -114,7 +123,7 @@ def _columns(view: GraphView, node: Node, port: int) -> tuple[Tensor, int, int] 
             sizes = [shape[1] // parts] * parts
         else:
             sizes = view.constant_ints(node.inputs[1])
-            if sizes is None or -1 in sizes:
+            if sizes is None or sum(sizes) != shape[1] or -1 in sizes:
                 return None
         return (matrix, sum(sizes[:port]), sizes[port]) if sizes[port] > 0 else None
     return None

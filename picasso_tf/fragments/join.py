@@ -39,7 +39,7 @@ def match_join(view: GraphView, node: Node) -> Join | None:
     if node.op == "ConcatV2":
         axis = view.constant_int(node.inputs[-1])
         inputs = node.inputs[:-1]
-        if axis is None:
+        if axis is None or not view.waits_for_nobody(node.inputs[-1]):
             return None
         chunk_dims = _dims_behind(view, axis, inputs)
         return None if chunk_dims is None else Join(node, inputs, chunk_dims, False)

@@ -9,7 +9,7 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
-from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor
+from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,8 @@ class SparseUpdate:
       parts: gradient rows, in order; several where the table has several
         lookups.
       negate, scale: the rows are negated, then multiplied by a scalar.
+      hyper: the rule's scalars.
+      step: the global step, if the rule needs it.
     """
 
     node: Node
@@ -95,6 +97,8 @@ class SparseUpdate:
     parts: tuple[Part, ...]
     negate: bool
     scale: Tensor | None
+    hyper: tuple[Tensor, ...]
+    step: Tensor | None
 
 
 def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
@@ -137,7 +141,23 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
         parts,
         negate,
         scale,
+        tuple(
+            _forwarded(view, node.inputs[position], node.device)
+            for position in rule.hyper
+        ),
+        None
+        if rule.step is None
+        else _forwarded(view, node.inputs[rule.step], node.device),
     )
+
+
+def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:
+    """The tensor before Identities, of which optimizers write one per variable."""
+    while True:
+        node = view.movable(tensor, device)
+        if node is None or node.op not in FORWARDING:
+            return tensor
+        tensor = node.inputs[0]
 
 
 def _is_vector_of_ids(view, node, values, ids) -> bool:
@@ -186,13 +206,21 @@ def _counts(view: GraphView, count: Tensor, vector: Tensor) -> bool:
 def _match_scale(
     view: GraphView, values: Tensor, device: str
 ) -> tuple[Tensor, bool, Tensor | None]:
-    """(rows, negated, scale) of -rows * scale, as gradient descent writes it."""
+    """(rows, negated, scale) of -rows * scale, as gradient descent writes it.
+
+    A constant scale of a product or quotient is left to TensorFlow, which moves
+    the constant in front of the inner operation, to other bits.
+    """
     scale = None
     node = view.movable(values, device)
     if node is not None and node.op == "Mul":
         for row_input in (0, 1):
             rows, factor = node.inputs[row_input], node.inputs[1 - row_input]
             if view.is_scalar(factor) and not view.is_scalar(rows):
+                inner = view.producer(view.skip(rows, FORWARDING))
+                moved = inner is not None and inner.op in ("Mul", "RealDiv", "Div")
+                if moved and view.is_constant(factor):
+                    break
                 values, scale = rows, factor
                 break
         node = view.movable(values, device)
@@ -257,7 +285,7 @@ def _find_grad(
             break
         if node.op in FORWARDING:
             barriers.extend(node.controls)
-        elif node.controls or node.op not in ("Reshape", "ExpandDims", "Squeeze"):
+        elif node.controls or not keeps_order(view, node):
             break
         values = node.inputs[0]
     grad: Tensor | Slice = values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -122,12 +123,10 @@ def volume(ids: Shape | None, table: Shape | None, item_size: int) -> int:
     """Bytes of the rows looked up per step: rows x dim x item size."""
     rows = ASSUMED_IDS
     if ids is not None:
-        rows = 1
-        for size in ids:
-            rows *= ASSUMED_IDS if size is None else size
-    dim = 1
-    for size in (table or ())[1:]:
-        dim *= 1 if size is None else size
+        # However many dimensions are unknown, together they are one batch.
+        rows = math.prod(size for size in ids if size is not None)
+        rows *= ASSUMED_IDS if None in ids else 1
+    dim = math.prod(size for size in (table or ())[1:] if size is not None)
     return rows * dim * item_size
 
 

@@ -29,6 +29,7 @@ from picasso_tf.graph import (
     Shape,
     ShapeAttr,
     Tensor,
+    keeps_order,
 )
 from picasso_tf.passes.base import (
     IdsAttrs,
@@ -42,8 +43,6 @@ from picasso_tf.passes.base import (
     volume,
 )
 from picasso_tf.report import Pack
-
-_RESHAPES = ("Reshape", "ExpandDims", "Squeeze")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +112,7 @@ class PackLookups(Pass):
                 result.skip(node, reason)
         edits = Edits(view)
         levels = view.levels(lookup.node.name for lookup in lookups)
-        joined: dict[str, dict[int, Tensor | None]] = {}
+        runs: list[tuple[int, list[Lookup]]] = []
         for level, members in group(view, lookups, lambda x: x.node, lambda x: x.dtype):
             ordered = sorted(members, key=lambda x: _join_order(view, x))
             for run in cut(ordered, _volume, self.options.max_pack_volume):
@@ -121,9 +120,18 @@ class PackLookups(Pass):
                     result.skip(
                         run[0].node, "no other lookup of its type, device and level"
                     )
-                    continue
-                packer = _Packer(view, edits, run, level, levels, joined)
-                result.packs.append(packer.pack())
+                else:
+                    runs.append((level, run))
+        all_rows = {
+            rows.tensor
+            for _, run in runs
+            for lookup in run
+            for rows in _results(view, lookup)
+        }
+        joined: dict[str, dict[int, Tensor | None]] = {}
+        for level, run in runs:
+            packer = _Packer(view, edits, run, level, levels, all_rows, joined)
+            result.packs.append(packer.pack())
         _shorten_joins(view, edits, joined)
         result.apply(edits)
         return result
@@ -175,7 +183,7 @@ def _results(view: GraphView, lookup: Lookup) -> list[_Result]:
                 continue
             if reader.op in FORWARDING:
                 results.append(dataclasses.replace(result, tensor=tensor))
-            elif reader.op in _RESHAPES and not view.control_consumers(reader.name):
+            elif keeps_order(view, reader) and not view.control_consumers(reader.name):
                 renamed = view.shape(tensor)
                 if renamed is not None and renamed.count(None) <= 1:
                     results.append(_Result(lookup, tensor, renamed, renamed=True))
@@ -187,16 +195,18 @@ class _Packer:
 
     Args:
       level, levels: the pack's level and those of all nodes.
+      all_rows: tensors that some pack may provide.
       joined: per ConcatV2 that stays, the new tensor by input position (None: an
         earlier position's tensor contains it); filled in here.
     """
 
-    def __init__(self, view, edits, lookups, level, levels, joined):
+    def __init__(self, view, edits, lookups, level, levels, all_rows, joined):
         self._view: GraphView = view
         self._edits: Edits = edits
         self._lookups: list[Lookup] = lookups
         self._level: int = level
         self._levels: dict[str, int] = levels
+        self._all_rows: set[Tensor] = all_rows
         self._joined: dict[str, dict[int, Tensor | None]] = joined
         self._results: dict[Tensor, _Result] = {
             result.tensor: result
@@ -301,6 +311,8 @@ class _Packer:
         """The member that provides an input of the join; None: impossible."""
         result = self._results.get(tensor)
         if result is None:
+            if tensor in self._all_rows:
+                return None  # its own pack writes it, to this join if it can
             # Another tensor is copied into its place if it is known before any
             # lookup of this level: reading it then closes no cycle.
             level = self._levels.get(tensor[0], self._level)
@@ -348,22 +360,17 @@ class _Packer:
         return False
 
     def _shape_edges(self) -> list[tuple[Node, int, _Result]]:
-        """(reader, its output, whose shape) of Shape and ShapeN that read rows
-        which the pack does not provide as a tensor."""
+        """(reader, its output, whose shape) of Shape and ShapeN that read rows."""
         edges = []
         for result in self._results.values():
-            if self._is_read((result.lookup.node.name, 0)):
-                continue
             for reader, position in self._view.consumers(result.tensor):
                 if _reads_shape(self._view, reader):
                     edges.append((reader, position, result))
         return edges
 
     def _replace_shapes(self, name, first_output, edges, shapes) -> None:
-        replaced = set()
         for reader, position, result in edges:
             port = (reader.name, position)
-            replaced.add(port)
             index = first_output + shapes.index(result)
             self._edits.replace_tensor(port, (name, index))
         # The other shapes of a ShapeN: one Shape each, so that ShapeN and with
@@ -371,8 +378,10 @@ class _Packer:
         for reader in {edge[0].name: edge[0] for edge in edges}.values():
             for position, tensor in enumerate(reader.inputs):
                 port = (reader.name, position)
-                if port in replaced or not self._view.consumers(port):
+                if self._edits.is_replaced(port) or not self._view.consumers(port):
                     continue
+                if tensor in self._all_rows:
+                    continue  # its own pack provides the shape
                 shape = self._edits.add(
                     f"{reader.name}/shape",
                     "Shape",
@@ -387,7 +396,7 @@ class _Packer:
 
     def _add(self, outputs: list[_Output], shapes: list[_Result]):
         tables, dense, ids = InputList(), InputList(), IdsAttrs()
-        member_table, member_shape, member_name = [], [], []
+        member_table, member_shape, member_name, ids_shape = [], [], [], []
         entry_of: dict[tuple[str, Shape | None], int] = {}
         for output in outputs:
             for member in output.members:
@@ -395,9 +404,14 @@ class _Packer:
                     entry_of.setdefault((member.name, member.shape), len(member_table))
                     member_table.append(tables.position(member.lookup.node.inputs[0]))
                     ids.append(member.lookup.ids)
+                    shape = (
+                        None if member.lookup.ids.natural else member.lookup.ids.shape
+                    )
                 else:
                     member_table.append(-1 - dense.position(member.dense))
                     ids.append_none()
+                    shape = None
+                ids_shape.append(ShapeAttr(shape))
                 member_shape.append(ShapeAttr(member.shape))
                 member_name.append(member.name)
         shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
@@ -420,6 +434,7 @@ class _Packer:
             member_table=member_table,
             member_shape=member_shape,
             member_name=member_name,
+            ids_shape=ids_shape,
             output_members=[len(output.members) for output in outputs],
             output_chunk_dims=[output.chunk_dims for output in outputs],
             output_stack=[output.stack for output in outputs],

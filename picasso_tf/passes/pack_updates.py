@@ -63,13 +63,12 @@ class PackUpdates(Pass):
 
 
 def _key(update: SparseUpdate):
-    step = update.node.inputs[update.rule.step] if update.rule.step else None
     return (
         update.dtype,
         update.rule.name,
         update.flags,
         update.sum_duplicates,
-        step,
+        update.step,
     )
 
 
@@ -77,9 +76,9 @@ def _inputs(update: SparseUpdate):
     """The tensors that a pack reads for this member."""
     node, rule = update.node, update.rule
     yield from node.inputs[: 1 + rule.slots]
-    yield from (node.inputs[position] for position in rule.hyper)
-    if rule.step is not None:
-        yield node.inputs[rule.step]
+    yield from update.hyper
+    if update.step is not None:
+        yield update.step
     if update.scale is not None:
         yield update.scale
     for part in update.parts:
@@ -100,9 +99,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
     hyper, grads, ids = InputList(), InputList(), IdsAttrs()
     hyper_index, scale_index, slices = [], [], []
     for member in members:
-        hyper_index.extend(
-            hyper.position(member.node.inputs[position]) for position in rule.hyper
-        )
+        hyper_index.extend(hyper.position(tensor) for tensor in member.hyper)
         scale_index.append(-1 if member.scale is None else hyper.position(member.scale))
         for part in member.parts:
             ids.append(part.ids)
@@ -114,7 +111,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         for member in members
         for tensor in member.node.inputs[1 : 1 + rule.slots]
     ]
-    steps = [] if rule.step is None else [first.node.inputs[rule.step]]
+    steps = [] if first.step is None else [first.step]
     grad_source, grad_chunk_dims, grad_begin, grad_size = map(
         list, zip(*slices, strict=True)
     )
