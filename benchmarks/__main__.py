@@ -152,20 +152,25 @@ def show(console: Console, results: list[Result]) -> None:
         )
     console.print(table)
     console.print(
-        "ops a step: executed ops, without " + ", ".join(sorted(NOT_COUNTED - {"_SOURCE"}))
+        "ops a step: executed ops, without "
+        + ", ".join(sorted(NOT_COUNTED - {"_SOURCE"}))
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="of " + ", ".join(WORKLOADS))
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="of " + ", ".join(WORKLOADS)
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=8, help="a round and contender")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures there")
     arguments = parser.parse_args()
     unknown = set(arguments.workloads) - set(WORKLOADS)
     if unknown:
-        parser.error(f"unknown workloads {sorted(unknown)}; there are {list(WORKLOADS)}")
+        parser.error(
+            f"unknown workloads {sorted(unknown)}; there are {list(WORKLOADS)}"
+        )
     console = Console()
     results = []
     for name in arguments.workloads or ["W200"]:

@@ -93,7 +93,9 @@ def batches(workload: Workload, count: int) -> list[list[np.ndarray]]:
     result = []
     for _ in range(count):
         ids = [
-            (random.zipf(workload.zipf, workload.batch) % workload.rows).astype(np.int64)
+            (random.zipf(workload.zipf, workload.batch) % workload.rows).astype(
+                np.int64
+            )
             for _ in range(workload.tables)
         ]
         labels = (random.rand(workload.batch, 1) > 0.5).astype(np.float32)

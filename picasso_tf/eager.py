@@ -16,7 +16,9 @@ from picasso_tf.report import Report
 
 _lock = threading.Lock()
 _stock_property = context.Context.function_call_options
-_stack: list[Options] = []  # of nested enabled(); the last one counts
+# Options of enable() and of the blocks around; the last entry counts. The key
+# tells blocks with equal options apart.
+_stack: list[tuple[object, Options]] = []
 
 
 class RewriteDropped(RuntimeError):
@@ -35,7 +37,7 @@ def enable(options: Options | None = None) -> None:
     """
     grappler.install()
     with _lock:
-        _stack[:] = [options or Options()]
+        _stack[:] = [(object(), options or Options())]
         _apply()
 
 
@@ -47,7 +49,7 @@ def disable() -> None:
         TensorFlow did not use it.
     """
     with _lock:
-        strict = any(options.strict for options in _stack)
+        strict = any(options.strict for _, options in _stack)
         _stack.clear()
         _apply()
     if strict:
@@ -64,15 +66,15 @@ def enabled(options: Options | None = None):
     grappler.install()
     chosen = options or Options()
     seen = grappler.reports()
+    entry = (object(), chosen)
     with _lock:
-        _stack.append(chosen)
+        _stack.append(entry)
         _apply()
     try:
         yield
     finally:
         with _lock:
-            if chosen in _stack:
-                _stack.remove(chosen)
+            _stack[:] = [other for other in _stack if other is not entry]
             _apply()
     if chosen.strict:
         check_used(seen)
@@ -98,7 +100,7 @@ def _apply() -> None:
     property misses none, and leaves TensorFlow's own state untouched.
     """
     if _stack:
-        options = _stack[-1]
+        _, options = _stack[-1]
         context.Context.function_call_options = property(
             functools.partial(_wrapped_options, options),
             _stock_property.fset,

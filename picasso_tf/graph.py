@@ -450,17 +450,6 @@ class GraphView:
             return None
         return tensor_util.MakeNdarray(node._def.attr["value"].tensor)
 
-    def is_constant(self, tensor: Tensor, depth: int = 8) -> bool:
-        """Whether a tensor depends on nothing but constants."""
-        node = self.producer(tensor)
-        if node is None or depth == 0 or _has_effect(node.op):
-            return False
-        if node.op == "Const":
-            return True
-        return bool(node.inputs) and all(
-            self.is_constant(source, depth - 1) for source in node.inputs
-        )
-
     def constant_int(self, tensor: Tensor) -> int | None:
         """The value of a constant with one element, as an int."""
         value = self.constant(tensor)

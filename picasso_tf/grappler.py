@@ -9,8 +9,9 @@ import threading
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.framework import tensor_util
 
 from picasso_tf import ops
 from picasso_tf.graph import graph_def_of, prune, with_effects
@@ -85,15 +86,14 @@ def _rewrite(
     try:
         chosen = Options.from_json(options.decode() or "{}")
         graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(graph, size))
-        new_nodes = _rewrite_item(
-            graph_def,
-            _names(feeds),
-            _names(preserve),
-            _names(keep),
-            bool(may_prune),
-            item.decode(),
-            chosen,
-        )
+        names = [_names(joined) for joined in (feeds, preserve, keep)]
+        title = item.decode()
+        try:
+            new_nodes = _rewrite_item(graph_def, *names, bool(may_prune), title, chosen)
+        except Exception as error:
+            if not chosen.strict:
+                raise
+            new_nodes = _failing(graph_def, names[1] + names[2], title, error)
         if new_nodes is None:
             return _UNCHANGED
         answer(graph_def_of(new_nodes).SerializeToString())
@@ -102,6 +102,34 @@ def _rewrite(
         logging.exception("picasso_tf: rewriting %s failed.", item.decode())
         answer(f"{type(error).__name__}: {error}".encode())
         return _FAILED
+
+
+def _failing(graph_def, wanted: list[str], item: str, error: Exception):
+    """The graph, but whoever runs it gets the error.
+
+    TensorFlow keeps an optimizer's errors to itself and runs the original graph;
+    Options(strict=True) promises to be loud.
+    """
+    text = f"picasso_tf: rewriting {item} failed: {type(error).__name__}: {error}"
+    logging.error("%s", text)
+    devices = [node.device for node in graph_def.node if node.name in wanted]
+    device = next((d for d in devices if "GPU" not in d.upper()), "")
+    new = []
+    for name, value in (("condition", False), ("message", text)):
+        tensor = tensor_util.make_tensor_proto(value)
+        node = node_def_pb2.NodeDef(name=f"picasso_{name}", op="Const", device=device)
+        node.attr["value"].tensor.CopyFrom(tensor)
+        node.attr["dtype"].type = tensor.dtype
+        new.append(node)
+    failure = node_def_pb2.NodeDef(name="picasso_failure", op="Assert", device=device)
+    failure.input.extend(node.name for node in new)
+    failure.attr["T"].list.type.append(types_pb2.DT_STRING)
+    failure.attr["summarize"].i = 3
+    nodes = list(graph_def.node)
+    for node in nodes:
+        if node.name in wanted:
+            node.input.append("^picasso_failure")
+    return [*nodes, *new, failure]
 
 
 def _names(joined: bytes) -> list[str]:

@@ -57,8 +57,10 @@ class Report:
     ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
-    # Runs when the report was made: an equal pack of another graph counts alike.
-    _runs_before: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    # Counters when the report was made: an equal pack of another graph has them too.
+    _counts_before: dict[str, tuple[int, int]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def changed(self) -> bool:
@@ -73,21 +75,25 @@ class Report:
         from picasso_tf import ops
 
         created, executed = ops.pack_counts(pack.name)
-        return created, executed - self._runs_before.get(pack.name, 0)
+        return created, executed - self._counts_before.get(pack.name, (0, 0))[1]
 
     def was_dropped(self) -> bool:
-        """Whether packs were made but TensorFlow never created any of them.
+        """Whether packs were made but TensorFlow neither created nor ran any.
 
         TensorFlow can drop a rewritten graph without a word and run the
         original. Kernels are created when a graph is first run, so ask after
         that.
         """
-        return self.changed and not any(self.executions(p)[0] for p in self.packs)
+        return self.changed and not any(self._was_used(pack) for pack in self.packs)
+
+    def _was_used(self, pack: Pack) -> bool:
+        created, executed = self.executions(pack)
+        return executed > 0 or created > self._counts_before.get(pack.name, (0, 0))[0]
 
     def to_dict(self) -> dict:
         """Plain values, for JSON. Executions are those so far."""
         values = dataclasses.asdict(self)
-        del values["_runs_before"]
+        del values["_counts_before"]
         for pack, entry in zip(self.packs, values["packs"], strict=True):
             entry["created"], entry["executed"] = self.executions(pack)
         return values
@@ -145,7 +151,7 @@ def merge(graph: str, reports: list[Report]) -> Report:
         merged.skipped.extend(report.skipped)
         merged.failures.extend(report.failures)
         merged.seconds += report.seconds
-        merged._runs_before.update(report._runs_before)
+        merged._counts_before.update(report._counts_before)
         before.update(report.ops_before)
         after.update(report.ops_after)
     merged.ops_before, merged.ops_after = dict(before), dict(after)

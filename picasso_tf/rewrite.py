@@ -150,7 +150,7 @@ def rewrite_nodes(
         if collecting:
             gc.enable()
     for pack in report.packs:
-        report._runs_before[pack.name] = ops.pack_counts(pack.name)[1]
+        report._counts_before[pack.name] = ops.pack_counts(pack.name)
     report.ops_after = _count(nodes if result.nodes is None else result.nodes)
     report.seconds = time.perf_counter() - started
     return result

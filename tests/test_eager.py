@@ -875,8 +875,17 @@ KERAS_2_OPTIMIZERS = {
 }
 
 
+SLOW = ("momentum", "ftrl_shrinkage", "rmsprop_momentum")
+
+
 @needs_keras_2
-@pytest.mark.parametrize("name", KERAS_2_OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name in KERAS_2_OPTIMIZERS
+    ],
+)
 def test_keras_2_fit(name):
     optimizer, updates = KERAS_2_OPTIMIZERS[name]
     expected = keras_fit(optimizer())
@@ -1215,7 +1224,7 @@ def test_failing_pass_is_loud_when_strict_is_disabled(broken_pass):
     with pytest.raises(Exception, match="no luck today"):
         picasso_tf.enable(strict())
         fit_module(tf.function(module.step), module, 1)
-        picasso_tf.disable()
+    picasso_tf.disable()
     assert not switched_on()
 
 

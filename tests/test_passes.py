@@ -89,7 +89,7 @@ def test_golden_updates():
         b = tf.nn.embedding_lookup(table("b"), ids[:, 1], name="lookup_b")
         loss = tf.reduce_sum(tf.concat([a, b], 1, name="joined") ** 2, name="loss")
         tf1.train.AdagradOptimizer(0.1).minimize(loss, name="train")
-    after, report = rewrite(graph, ["loss", "train"])
+    after, _ = rewrite(graph, ["loss", "train"])
     counts = ops_of(after)
     assert counts["PicassoPackedUpdate"] == counts["PicassoPackedLookup"] == 1
     for gone in ("ResourceGather", "Unique", "UnsortedSegmentSum", "ConcatV2", "Slice"):

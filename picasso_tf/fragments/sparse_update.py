@@ -208,8 +208,8 @@ def _match_scale(
 ) -> tuple[Tensor, bool, Tensor | None]:
     """(rows, negated, scale) of -rows * scale, as gradient descent writes it.
 
-    A constant scale of a product or quotient is left to TensorFlow, which moves
-    the constant in front of the inner operation, to other bits.
+    The scale of a product or quotient is left to TensorFlow's own optimizers:
+    they move factors through such chains, to other bits.
     """
     scale = None
     node = view.movable(values, device)
@@ -218,8 +218,7 @@ def _match_scale(
             rows, factor = node.inputs[row_input], node.inputs[1 - row_input]
             if view.is_scalar(factor) and not view.is_scalar(rows):
                 inner = view.producer(view.skip(rows, FORWARDING))
-                moved = inner is not None and inner.op in ("Mul", "RealDiv", "Div")
-                if moved and view.is_constant(factor):
+                if inner is not None and inner.op in ("Mul", "RealDiv", "Div"):
                     break
                 values, scale = rows, factor
                 break
