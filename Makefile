@@ -34,7 +34,7 @@ demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
-	$(BIN)/pytest -q -p no:cacheprovider $(PYTEST_ARGS)
+	$(BIN)/pytest -q -p no:cacheprovider -n 2 $(PYTEST_ARGS)
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

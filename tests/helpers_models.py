@@ -348,3 +348,201 @@ def tree_bytes(directory: pathlib.Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+# -- graphs at random ---------------------------------------------------------
+
+
+class RandomGraph:
+    """A graph of lookups, joins, writes, branches and loops, at random.
+
+    All values are whole numbers, and sums of them exact, so no rewrite of
+    TensorFlow's own can change a bit: what differs differs by a mistake. All
+    reads and writes of variables are ordered by edges, so nothing is a race.
+
+    Attributes:
+      fetches, feeds, init: what to run.
+    """
+
+    ROWS = 7
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self._build()
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self._rng.random() < probability)
+
+    def _any(self, items):
+        return items[int(self._rng.integers(len(items)))]
+
+    def _build(self) -> None:
+        rng = self._rng
+        fields = 4
+        self._ids = v1.placeholder(tf.int64, [None, fields], "ids")
+        self._flags = [v1.placeholder(tf.bool, [], f"flag_{i}") for i in range(2)]
+        self._tables = [
+            v1.get_variable(
+                f"table_{i}",
+                initializer=tf.constant(
+                    rng.integers(-4, 5, size=[self.ROWS, self._any([1, 2, 3])]),
+                    tf.float32,
+                ),
+                use_resource=True,
+            )
+            for i in range(fields)
+        ]
+        self._values = [self._lookup()]
+        self._gate: list = []  # what everything that comes later waits for
+        steps = [self._lookup] * 6 + [
+            self._lookup_of_values,
+            self._sum,
+            self._concat,
+            self._concat,
+            self._stack,
+            self._dense_read,
+            self._branch,
+            self._loop,
+            self._write,
+            self._write,
+        ]
+        for _ in range(int(rng.integers(6, 15))):
+            with tf.control_dependencies(self._gate):
+                value = self._any(steps)()
+            if value is not None:
+                self._values.append(value)
+        self._finish()
+
+    def _column(self, ids) -> tf.Tensor:
+        i = int(self._rng.integers(4))
+        column = self._any(
+            [
+                lambda: ids[:, i],
+                lambda: tf.reshape(ids[:, i : i + 1], [-1]),
+                lambda: tf.split(ids, 4, axis=1)[i][:, 0],
+                lambda: tf.squeeze(ids[:, i : i + 1], [1]),
+                lambda: tf.unstack(ids, axis=1)[i],
+            ]
+        )()
+        return tf.cast(column, tf.int32) if self._chance(0.3) else column
+
+    def _lookup(self, ids=None) -> tf.Tensor:
+        table = self._any(self._tables)
+        lookup = self._any([tf.gather, tf.nn.embedding_lookup])
+        return lookup(table, self._column(self._ids if ids is None else ids))
+
+    def _lookup_of_values(self) -> tf.Tensor:
+        ids = tf.cast(tf.abs(self._any(self._values)[:, 0]), tf.int64) % self.ROWS
+        return tf.gather(self._any(self._tables), ids)
+
+    def _sum(self) -> tf.Tensor:
+        return self._any(self._values)[:, :1] - self._any(self._values)
+
+    def _concat(self) -> tf.Tensor:
+        # Neighbours, as in models; fresh lookups often among them.
+        parts = [self._lookup() for _ in range(int(self._rng.integers(4)))]
+        parts += [self._any(self._values) for _ in range(int(self._rng.integers(1, 3)))]
+        if self._chance(0.5):
+            parts.reverse()
+        return tf.concat(parts, axis=self._any([1, -1]))
+
+    def _stack(self) -> tf.Tensor:
+        table = self._any(self._tables)
+        rows = [tf.gather(table, self._column(self._ids)) for _ in range(3)]
+        return tf.reduce_sum(tf.stack(rows, axis=self._any([1, 2])), axis=[2])
+
+    def _dense_read(self) -> tf.Tensor:
+        total = tf.reduce_sum(self._any(self._tables).read_value())
+        return total + tf.zeros_like(self._any(self._values))
+
+    def _total(self, lookups: int, ids=None) -> tf.Tensor:
+        """Some lookups, summed to one column."""
+        rows = [self._lookup(ids) for _ in range(lookups)]
+        return tf.reduce_sum(tf.concat(rows, axis=1), axis=1, keepdims=True)
+
+    def _branch(self) -> tf.Tensor:
+        outside = self._any(self._values)[:, :1]
+        counts = self._rng.integers(1, 4, size=2)
+        return tf.cond(
+            self._any(self._flags),
+            lambda: self._total(int(counts[0])) + outside,
+            lambda: self._total(int(counts[1])),
+        )
+
+    def _loop(self) -> tf.Tensor:
+        lookups, turns = int(self._rng.integers(1, 4)), int(self._rng.integers(4))
+
+        def body(i, total):
+            ids = (self._ids + tf.cast(i, tf.int64)) % self.ROWS
+            return i + 1, total + self._total(lookups, ids)
+
+        start = tf.zeros_like(self._any(self._values)[:, :1])
+        _, total = tf.while_loop(
+            lambda i, _: i < turns,
+            body,
+            (0, start),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, 1])),
+        )
+        return total if self._chance(0.5) else tf.stop_gradient(total)
+
+    def _write(self) -> None:
+        """Behind all that was read, before all that is to come."""
+        count = int(self._rng.integers(1, 4))
+        chosen = self._rng.permutation(len(self._tables))[:count]
+        dense = self._chance(0.3)
+        with tf.control_dependencies(self._values):
+            writes = []
+            for i in chosen:
+                table = self._tables[int(i)]
+                if dense:
+                    writes.append(table.assign(1.0 - table).op)
+                    continue
+                ids = self._rng.integers(self.ROWS, size=3)
+                rows = self._rng.integers(-2, 3, size=[3, int(table.shape[1])])
+                writes.append(
+                    tf.raw_ops.ResourceScatterAdd(
+                        resource=table.handle,
+                        indices=tf.constant(ids),
+                        updates=tf.constant(rows, tf.float32),
+                    )
+                )
+        self._gate = writes
+
+    def _finish(self) -> None:
+        rng = self._rng
+        with tf.control_dependencies(self._gate):
+            weight = tf.cast(self._ids[:, :1] % 3, tf.float32)
+            loss = tf.add_n([tf.reduce_sum(weight * v) for v in self._values])
+            # By this, no gradient is there before all values are.
+            loss *= tf.stop_gradient(loss) % 3.0 + 1.0
+            self.fetches = [loss]
+            before_reads = [loss]
+            if self._chance(0.7):
+                optimizer = self._any(
+                    [
+                        lambda: v1.train.GradientDescentOptimizer(1.0),
+                        lambda: v1.train.AdagradOptimizer(1.0),
+                        lambda: v1.train.MomentumOptimizer(1.0, 0.5),
+                    ]
+                )()
+                step = optimizer.minimize(loss)
+                self.fetches.append(step)
+                before_reads.append(step)
+        for value in self._values:
+            if self._chance(0.3):
+                op = value.op if self._chance(0.3) else value
+                self.fetches.append(op)
+        variables = v1.global_variables()
+        with tf.control_dependencies(before_reads):
+            reads = [variable.read_value() for variable in variables]
+        self.fetches.extend(reads)
+        self.init = v1.global_variables_initializer()
+        self.feeds = [
+            {
+                self._ids: rng.integers(self.ROWS, size=[int(rng.integers(1, 5)), 4]),
+                **{flag: self._chance(0.5) for flag in self._flags},
+            }
+            for _ in range(3)
+        ]

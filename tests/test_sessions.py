@@ -11,8 +11,10 @@ import pytest
 import tensorflow as tf
 from helpers_kernels import assert_same
 from helpers_models import (
+    DIMS,
     ROWS,
     ClickGraph,
+    RandomGraph,
     assert_all_same,
     click_loss,
     id_batches,
@@ -1044,6 +1046,84 @@ def test_training_beside_a_while_loop(control_flow):
     run_both(graph, [loss, *reads], feeds, init)
 
 
+def adagrad_writes(tables, slots, grads, ids) -> list[tf.Operation]:
+    """Stock's sparse updates, without an optimizer around them."""
+    return [
+        tf.raw_ops.ResourceSparseApplyAdagrad(
+            var=table.handle, accum=slot.handle, lr=0.1, grad=grad, indices=ids[:, i]
+        )
+        for i, (table, slot, grad) in enumerate(zip(tables, slots, grads, strict=True))
+    ]
+
+
+def make_slots() -> list[tf.Variable]:
+    return [
+        v1.get_variable(
+            f"slot_{i}", initializer=tf.fill([rows, dim], 0.1), use_resource=True
+        )
+        for i, (rows, dim) in enumerate(zip(ROWS, DIMS, strict=True))
+    ]
+
+
+def test_training_inside_of_a_while_loop(control_flow):
+    """Gradients within the body, of what was read inside and outside of it."""
+    with tf.Graph().as_default() as graph:
+        tables, slots = make_tables(), make_slots()
+        ids = v1.placeholder(tf.int64, [None, FIELDS])
+        kernel = v1.get_variable(
+            "kernel", initializer=tf.ones([24, 1]) * 0.1, use_resource=True
+        )
+        outside = tf.nn.embedding_lookup(tables[0], ids[:, 0])
+        weights = kernel.read_value() + tf.reduce_mean(outside)
+
+        def body(i, total):
+            rows = [tf.nn.embedding_lookup(t, ids[:, j]) for j, t in enumerate(tables)]
+            joined = tf.concat([*rows, outside], axis=1)
+            score = tf.linalg.matmul(joined, weights)
+            score = tf.cond(total < 50.0, lambda: score, lambda: 0.5 * score)
+            loss = tf.reduce_sum(tf.square(score))
+            grads = v1.gradients(loss, rows, gate_gradients=True)
+            writes = adagrad_writes(tables, slots, grads, ids)
+            with tf.control_dependencies(writes):
+                return i + 1, total + loss
+
+        _, total = tf.while_loop(
+            lambda i, _: i < 4, body, (0, tf.constant(0.0)), parallel_iterations=1
+        )
+        with tf.control_dependencies([total]):
+            reads = [t.read_value() for t in (*tables, *slots)]
+        init = v1.global_variables_initializer()
+    feeds = [{ids: batch} for batch in id_batches(3)]
+    seen = run_both(graph, [total, *reads], feeds, init)
+    assert seen.packs("lookup") and seen.packs("update"), seen.text()
+    seen.assert_packed()
+
+
+def test_training_inside_of_a_branch(control_flow):
+    """An optimizer's step within a cond, with lookups outside of it."""
+    with tf.Graph().as_default() as graph:
+        tables, slots = make_tables(), make_slots()
+        ids = v1.placeholder(tf.int64, [None, FIELDS])
+        which = v1.placeholder(tf.bool, [])
+        rows = [tf.nn.embedding_lookup(t, ids[:, i]) for i, t in enumerate(tables)]
+        loss = tf.reduce_sum(tf.square(tf.concat(rows, axis=1)))
+        grads = v1.gradients(loss, rows, gate_gradients=True)
+
+        def update():
+            writes = adagrad_writes(tables, slots, grads, ids)
+            with tf.control_dependencies(writes):
+                return tf.constant(1)
+
+        updated = tf.cond(which, update, lambda: tf.constant(0))
+        with tf.control_dependencies([updated]):
+            reads = [t.read_value() for t in (*tables, *slots)]
+        init = v1.global_variables_initializer()
+    batches = zip(id_batches(4), (True, False) * 2, strict=True)
+    feeds = [{ids: batch, which: flag} for batch, flag in batches]
+    seen = run_both(graph, [loss, updated, *reads], feeds, init, lookups=FIELDS)
+    assert seen.packs("update"), seen.text()
+
+
 def test_updates_in_a_while_loop(control_flow):
     """Each turn looks up what the turn before has written."""
     with tf.Graph().as_default() as graph:
@@ -1237,6 +1317,19 @@ def test_two_train_ops_one_behind_the_other():
     assert sorted(seen.members("lookup")) == [FIELDS, FIELDS]
     assert sorted(seen.members("update")) == [FIELDS, FIELDS]
     seen.assert_packed()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [*range(8), *(pytest.param(s, marks=pytest.mark.slow) for s in range(8, 100))],
+)
+def test_random_graphs(control_flow, seed):
+    """Whatever is found in them, the numbers are stock's."""
+    case = RandomGraph(seed)
+    seen = run_both(case.graph, case.fetches, case.feeds, case.init)
+    for report in seen.reports():
+        assert not report.failures
+        assert not report.was_dropped(), str(report)
 
 
 # -- functions in sessions ----------------------------------------------------

@@ -19,6 +19,7 @@ namespace update_internal {
 // that one large table keeps several threads busy.
 constexpr int64_t kElementsPerTask = 64 * 1024;
 constexpr int64_t kMaxTasks = 64;  // each task scans all ids of its table
+constexpr int64_t kPrefetchDistance = 16;
 
 template <typename T>
 struct TypeTag {
@@ -81,19 +82,18 @@ void PrefetchRows(const UpdateMember<T>& m, int64_t row) {
   }
 }
 
-// Unique ids of one task and, per id, the chain of its gradient rows. The
+// The ids of one task, and which of its gradient rows belong to which. The
 // memory is kept from task to task of one range.
 template <typename T>
 class RowsById {
  public:
-  struct Unique {
-    int64_t id;
-    int32_t first;  // gradient rows, in graph order
-    int32_t last;
+  struct GradRow {
+    const T* grad;
+    int32_t unique;  // index into ids()
   };
 
   void Build(const UpdateMember<T>& m, int64_t task) {
-    unique_.clear();
+    ids_.clear();
     rows_.clear();
     int bits = 4;
     while ((int64_t{1} << bits) < 2 * m.ids) ++bits;
@@ -101,48 +101,36 @@ class RowsById {
     const uint64_t mask = (uint64_t{1} << bits) - 1;
     map_.assign(int64_t{1} << bits, -1);
     ForEachRow(m, task, [&](int64_t id, const T* grad) {
-      const int32_t row = static_cast<int32_t>(rows_.size());
-      rows_.push_back({grad, -1});
-      // A task's rows fit the second-level cache (kElementsPerTask): asked for
-      // here, they come while the map is built.
-      PrefetchRow(grad, 0, m.dim);
       uint64_t at = Hash(id) >> shift;
-      while (true) {
-        const int32_t u = map_[at];
-        if (u < 0) {
-          map_[at] = static_cast<int32_t>(unique_.size());
-          unique_.push_back({id, row, row});
-          PrefetchRows(m, id);
-          return;
-        }
-        if (unique_[u].id == id) {
-          rows_[unique_[u].last].next = row;
-          unique_[u].last = row;
-          return;
-        }
+      int32_t unique;
+      while ((unique = map_[at]) >= 0 && ids_[unique] != id) {
         at = (at + 1) & mask;
       }
+      if (unique < 0) {
+        unique = map_[at] = static_cast<int32_t>(ids_.size());
+        ids_.push_back(id);
+        // A task's rows fit the second-level cache (kElementsPerTask): asked
+        // for here, they come while the map is built and gradients are summed.
+        PrefetchRows(m, id);
+      }
+      rows_.push_back({grad, unique});
     });
   }
 
-  const std::vector<Unique>& unique() const { return unique_; }
-  const T* grad(int32_t row) const { return rows_[row].grad; }
-  int32_t next(int32_t row) const { return rows_[row].next; }
+  const std::vector<int64_t>& ids() const { return ids_; }
+  const std::vector<GradRow>& rows() const { return rows_; }
 
  private:
-  struct GradRow {
-    const T* grad;
-    int32_t next;
-  };
   std::vector<int32_t> map_;
-  std::vector<Unique> unique_;
-  std::vector<GradRow> rows_;
+  std::vector<int64_t> ids_;
+  std::vector<GradRow> rows_;  // in graph order
 };
 
 template <typename T>
 struct Scratch {
   RowsById<T> rows;
-  std::vector<T> row;  // one summed or scaled gradient row
+  std::vector<T> sums;  // [unique ids, dim]
+  std::vector<T> row;   // one scaled gradient row
 };
 
 // sum += row, each element rounded to T.
@@ -186,15 +174,19 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
     return;
   }
   scratch->rows.Build(m, task);
-  const auto& unique = scratch->rows.unique();
-  const int64_t count = unique.size();
-  for (int64_t u = 0; u < count; ++u) {
-    std::fill_n(scratch->row.data(), m.dim, T(0));
-    for (int32_t r = unique[u].first; r >= 0; r = scratch->rows.next(r)) {
-      AddTo(scratch->row.data(), scratch->rows.grad(r), m.dim);
+  const auto& ids = scratch->rows.ids();
+  const auto& rows = scratch->rows.rows();
+  const int64_t count = rows.size();
+  scratch->sums.assign(ids.size() * m.dim, T(0));
+  T* const sums = scratch->sums.data();
+  for (int64_t i = 0; i < count; ++i) {
+    // Rows of a concatenated gradient lie pages apart; hardware won't follow.
+    if (i + kPrefetchDistance < count) {
+      PrefetchRow(rows[i + kPrefetchDistance].grad, 0, m.dim);
     }
-    apply(unique[u].id, scratch->row.data());
+    AddTo(sums + rows[i].unique * m.dim, rows[i].grad, m.dim);
   }
+  for (size_t u = 0; u < ids.size(); ++u) apply(ids[u], sums + u * m.dim);
 }
 
 template <typename T, typename RuleT>
