@@ -42,7 +42,7 @@ bench: build
 LINT := .venv/lint
 $(LINT)/.ready:
 	$(PYTHON) -m venv $(LINT)
-	$(LINT)/bin/pip install -q ruff==0.14.6 clang-format==21.1.6
+	$(LINT)/bin/pip install -q ruff==0.17.6 clang-format==23.1.5
 	touch $@
 
 lint: $(LINT)/.ready
