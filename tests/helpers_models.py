@@ -465,8 +465,9 @@ class RandomGraph:
     def _branch(self) -> tf.Tensor:
         outside = self._any(self._values)[:, :1]
         counts = self._rng.integers(1, 4, size=2)
+        # What waits, waits before the branch: within, TensorFlow forgets it.
         return tf.cond(
-            self._any(self._flags),
+            tf.identity(self._any(self._flags)),
             lambda: self._total(int(counts[0])) + outside,
             lambda: self._total(int(counts[1])),
         )

@@ -34,9 +34,9 @@ namespace errors = tensorflow::errors;
 enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 
 // graph: a serialised GraphDef without library; names are joined by newlines.
-// `preserve` may be fetched, `keep` only has to run; with may_prune, nothing else
-// that these do not need has to run. The answer, a GraphDef or
-// an error message, is given by PicassoReply.
+// `preserve` may be fetched, `keep` only has to run; with may_prune, nothing
+// else that these do not need has to run. The answer, a GraphDef or an error
+// message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
                                 const char* keep, int may_prune,
@@ -153,12 +153,11 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     }
     preserve.insert(fetches.begin(), fetches.end());
     std::string answer;
-    const int reply =
-        rewrite(serialized.data(), serialized.size(), Join(feeds).c_str(),
-                Join(preserve).c_str(), Join(keep).c_str(),
-                item->optimization_options()
-                    .allow_pruning_stateful_and_dataset_ops,
-                item->id.c_str(), options_.c_str(), &answer);
+    const int reply = rewrite(
+        serialized.data(), serialized.size(), Join(feeds).c_str(),
+        Join(preserve).c_str(), Join(keep).c_str(),
+        item->optimization_options().allow_pruning_stateful_and_dataset_ops,
+        item->id.c_str(), options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;
