@@ -17,7 +17,7 @@ $(READY):
 	@command -v $(PYTHON) >/dev/null || { echo "picasso_tf needs $(PYTHON); set PYTHON=... to another name of it."; exit 1; }
 	@command -v g++ >/dev/null || { echo "picasso_tf needs g++ (Debian: apt-get install g++)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade pip "setuptools>=68" wheel
+	$(BIN)/pip install -q --upgrade pip "setuptools>=77" wheel
 	$(BIN)/pip install -q "tensorflow-cpu==$(TF)" cmake ninja absl-py "rich>=13" \
 	  "pytest>=8" pytest-xdist "hypothesis>=6" pandas
 	$(if $(DEEPCTR),$(BIN)/pip install -q --no-deps $(DEEPCTR))

@@ -1,7 +1,7 @@
-"""A read view over the nodes of a graph, and the edits that a pass makes.
+"""A read view over the nodes of a graph.
 
-Everything that touches protobuf lives here and in `functions.py`: passes and
-fragments see `Node`s, tensors as `(name, port)` pairs, and plain values.
+Everything that touches protobuf lives here, in `edits.py` and in `functions.py`:
+passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
 Tensor = tuple[str, int]  # node name, output port
@@ -198,7 +198,7 @@ class GraphView:
                 if node is None or name in seen or name in self.feeds:
                     continue
                 seen.add(name)
-                if _has_effect(node.op):
+                if has_effect(node.op):
                     continue
                 unheld = not node.controls and len(seen) < _BOOKKEEPING_LIMIT
                 if node.op not in ("Shape", "ShapeN", "Size", "Rank"):
@@ -329,7 +329,7 @@ class GraphView:
                 continue
             # Behind a Merge or an Exit there are branches and frames, whose nodes
             # may not be waited for from here: wait for these themselves.
-            if _has_effect(node.op) or node.op in _JOINS_CONTROL_FLOW:
+            if has_effect(node.op) or node.op in _JOINS_CONTROL_FLOW:
                 effects.add(node.name)
                 continue
             pending.extend(tensor[0] for tensor in node.inputs)
@@ -617,181 +617,6 @@ def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
     return (first, last - first, False) if 0 <= first < last else None
 
 
-class Edits:
-    """Changes to a graph, collected by a pass and applied at once."""
-
-    def __init__(self, view: GraphView):
-        self._view = view
-        self._added: list[node_def_pb2.NodeDef] = []
-        self._removed: set[str] = set()
-        # Removed nodes that had to run: what does so in their place.
-        self.moved: dict[str, str] = {}
-        self._tensors: dict[Tensor, Tensor] = {}
-        self._stand_ins: dict[str, Tensor] = {}
-        self._controls: dict[str, str] = {}
-        self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._added or self._removed)
-
-    def unique(self, name: str) -> str:
-        """`name`, with a number behind it if a node has it already."""
-        taken = {node.name for node in self._added}
-        unique, count = name, 0
-        while unique in self._view.nodes or unique in taken:
-            count += 1
-            unique = f"{name}_{count}"
-        return unique
-
-    def add(
-        self,
-        name: str,
-        op: str,
-        inputs: Sequence[Tensor],
-        *,
-        device: str,
-        controls: Iterable[str] = (),
-        **attrs: Any,
-    ) -> str:
-        """Adds a node; returns its name, made unique. Values may be plain."""
-        unique = self.unique(name)
-        node = node_def_pb2.NodeDef(name=unique, op=op, device=device)
-        node.input.extend(tensor_name(tensor) for tensor in inputs)
-        node.input.extend("^" + control for control in sorted(set(controls)))
-        for key, value in attrs.items():
-            node.attr[key].CopyFrom(_to_attr(value))
-        self._added.append(node)
-        return unique
-
-    def replace_tensor(self, old: Tensor, new: Tensor) -> None:
-        """Everyone who read `old` reads `new`."""
-        if old[0] in self._view.preserve:
-            self._stand_ins[old[0]] = new
-        else:
-            self._tensors[old] = new
-
-    def is_replaced(self, tensor: Tensor) -> bool:
-        return tensor in self._tensors or tensor[0] in self._stand_ins
-
-    def remove(self, name: str, waits_for: str) -> None:
-        """Removes a node; who waited for it waits for node `waits_for`.
-
-        What fed only removed nodes and has no effect of its own goes too. A
-        preserved name stays, as an Identity or NoOp behind the replacement, and
-        its readers keep reading it: it may be fed.
-        """
-        self._removed.add(name)
-        self._controls[name] = waits_for
-        if name in self._view.keep:
-            self.moved[name] = waits_for
-
-    def set_inputs(self, name: str, inputs: Sequence[Tensor], **attrs: Any) -> None:
-        """Gives a node other inputs (its control inputs stay) and attributes."""
-        self._inputs[name] = (tuple(inputs), attrs)
-
-    def apply(self) -> list[node_def_pb2.NodeDef]:
-        """The edited graph: nodes in their old order, new ones at the end."""
-        view = self._view
-        kept: list[node_def_pb2.NodeDef] = []
-        for name, node in view.nodes.items():
-            if name in self._removed:
-                if name in view.preserve:
-                    kept.append(self._stand_in(node))
-                continue
-            kept.append(self._rewired(self._with_inputs(node)))
-        kept.extend(self._rewired(node) for node in self._added)
-        return self._without_orphans(kept)
-
-    def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
-        if node.name not in self._inputs:
-            return node._def
-        inputs, attrs = self._inputs[node.name]
-        copy = node_def_pb2.NodeDef()
-        copy.CopyFrom(node._def)
-        del copy.input[:]
-        copy.input.extend(tensor_name(tensor) for tensor in inputs)
-        copy.input.extend("^" + name for name in node.controls)
-        for key, value in attrs.items():
-            copy.attr[key].CopyFrom(_to_attr(value))
-        return copy
-
-    def _stand_in(self, node: Node) -> node_def_pb2.NodeDef:
-        replacement = self._stand_ins.get(node.name)
-        stand_in = node_def_pb2.NodeDef(name=node.name, device=node.device)
-        if replacement is None:
-            stand_in.op = "NoOp"
-            stand_in.input.append("^" + self._controls[node.name])
-        else:
-            stand_in.op = "Identity"
-            stand_in.input.append(tensor_name(replacement))
-            dtype = node.copy_attr("dtype") or node.copy_attr("T")
-            stand_in.attr["T"].CopyFrom(dtype)
-        return stand_in
-
-    def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
-        edges = []
-        changed = False
-        seen = set()
-        for edge in node.input:
-            new = edge
-            if edge[0] == "^":
-                target = self._controls.get(edge[1:])
-                if target is not None and target != node.name:
-                    new = "^" + target
-            else:
-                name, colon, port = edge.partition(":")
-                target = self._tensors.get((name, int(port) if colon else 0))
-                if target is not None and target[0] != node.name:
-                    new = tensor_name(target)
-            changed = changed or new != edge
-            if new[0] == "^":
-                if new in seen:
-                    continue
-                seen.add(new)
-            edges.append(new)
-        if not changed:
-            return node
-        copy = node_def_pb2.NodeDef()
-        copy.CopyFrom(node)
-        del copy.input[:]
-        copy.input.extend(edges)
-        return copy
-
-    def _without_orphans(self, nodes):
-        """Drops nodes without effect whose every consumer was taken away."""
-        readers: collections.Counter[str] = collections.Counter()
-        by_name = {}
-        for node in nodes:
-            by_name[node.name] = node
-            readers.update(_edge_node(edge) for edge in node.input)
-        dropped: set[str] = set()
-        pending = []
-        for name in self._removed:
-            pending.extend(
-                _edge_node(edge) for edge in self._view.nodes[name]._def.input
-            )
-        for old in self._tensors:
-            pending.append(old[0])
-        view = self._view
-        while pending:
-            name = pending.pop()
-            node = by_name.get(name)
-            if node is None or name in dropped or readers[name] > 0:
-                continue
-            if name in view.preserve or name in view.feeds or name in view.keep:
-                continue
-            if _has_effect(node.op):
-                continue
-            dropped.add(name)
-            for edge in node.input:
-                source = _edge_node(edge)
-                readers[source] -= 1
-                pending.append(source)
-        if not dropped:
-            return nodes
-        return [node for node in nodes if node.name not in dropped]
-
-
 def reachable(nodes, roots: Iterable[str], feeds) -> set[str]:
     """Names of `nodes` that the roots depend on, themselves included; what is
     before a fed node does not count. `nodes` maps names to Nodes."""
@@ -824,76 +649,13 @@ def prune(node_defs, roots: Iterable[str]):
 
 def with_effects(node_defs) -> list[str]:
     """Names of the nodes that have an effect besides their outputs."""
-    return [node_def.name for node_def in node_defs if _has_effect(node_def.op)]
+    return [node_def.name for node_def in node_defs if has_effect(node_def.op)]
 
 
-def _edge_node(edge: str) -> str:
-    return edge.lstrip("^").partition(":")[0]
-
-
-def _has_effect(op: str) -> bool:
+def has_effect(op: str) -> bool:
     """Whether a node may not vanish although nobody reads it."""
     if op in _SOURCES:
         return True
     op_def = op_def_registry.get(op)
     # An unknown op is a call of a library function.
     return op_def is None or op_def.is_stateful
-
-
-def _to_attr(value: Any) -> attr_value_pb2.AttrValue:
-    attr = attr_value_pb2.AttrValue()
-    if isinstance(value, attr_value_pb2.AttrValue):
-        attr.CopyFrom(value)
-    elif isinstance(value, bool):
-        attr.b = value
-    elif isinstance(value, int):
-        attr.i = value
-    elif isinstance(value, str):
-        attr.s = value.encode()
-    elif isinstance(value, dtypes.DType):
-        attr.type = value.as_datatype_enum
-    elif isinstance(value, Sequence):
-        _fill_list(attr.list, value)
-    else:
-        raise TypeError(f"No attribute can hold {value!r}.")
-    return attr
-
-
-class ShapeAttr(NamedTuple):
-    """Marks a shape among attribute values; None: unknown rank."""
-
-    shape: Shape | None
-
-
-def _fill_list(items, values: Sequence[Any]) -> None:
-    items.SetInParent()
-    for value in values:
-        if isinstance(value, ShapeAttr):
-            shape = items.shape.add()
-            if value.shape is None:
-                shape.unknown_rank = True
-            else:
-                for size in value.shape:
-                    shape.dim.add().size = -1 if size is None else size
-        elif isinstance(value, bool):
-            items.b.append(value)
-        elif isinstance(value, int):
-            items.i.append(value)
-        elif isinstance(value, str):
-            items.s.append(value.encode())
-        elif isinstance(value, dtypes.DType):
-            items.type.append(value.as_datatype_enum)
-        else:
-            raise TypeError(f"No list attribute can hold {value!r}.")
-
-
-def graph_def_of(
-    nodes: Iterable[node_def_pb2.NodeDef], like=None
-) -> graph_pb2.GraphDef:
-    """A GraphDef of nodes; library and versions are those of `like`."""
-    graph_def = graph_pb2.GraphDef()
-    graph_def.node.extend(nodes)
-    if like is not None:
-        graph_def.library.CopyFrom(like.library)
-        graph_def.versions.CopyFrom(like.versions)
-    return graph_def

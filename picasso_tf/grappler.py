@@ -14,7 +14,8 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.framework import tensor_util
 
 from picasso_tf import ops
-from picasso_tf.graph import graph_def_of, prune, with_effects
+from picasso_tf.edits import graph_def_of
+from picasso_tf.graph import prune, with_effects
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES
 from picasso_tf.report import Report

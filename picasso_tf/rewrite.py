@@ -12,8 +12,9 @@ from absl import logging
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from picasso_tf import ops
+from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
-from picasso_tf.graph import GraphView, graph_def_of, prune
+from picasso_tf.graph import GraphView, prune
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES
 from picasso_tf.report import Report, merge

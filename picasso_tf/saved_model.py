@@ -13,7 +13,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import meta_graph
 
-from picasso_tf.graph import graph_def_of
+from picasso_tf.edits import graph_def_of
 from picasso_tf.options import Options
 from picasso_tf.report import Report, merge
 from picasso_tf.rewrite import rewrite, rewrite_library, rewrite_nodes

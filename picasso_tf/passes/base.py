@@ -10,8 +10,9 @@ from typing import Any, ClassVar, TypeVar
 
 from tensorflow.core.framework import node_def_pb2
 
+from picasso_tf.edits import Edits
 from picasso_tf.fragments.ids import Ids
-from picasso_tf.graph import Edits, GraphView, Node, Shape, Tensor
+from picasso_tf.graph import GraphView, Node, Shape, Tensor
 from picasso_tf.options import Options
 from picasso_tf.report import Pack, Skipped
 
@@ -66,6 +67,7 @@ class Pass:
 
 def group(
     view: GraphView,
+    levels: dict[str, int],
     fragments: Sequence[Fragment],
     node_of: Callable[[Fragment], Node],
     key_of: Callable[[Fragment], Hashable],
@@ -76,7 +78,6 @@ def group(
     the roots that they serve; what serves none is passed over.
     Groups and their members come in graph order.
     """
-    levels = view.levels(node_of(fragment).name for fragment in fragments)
     groups: dict[Hashable, list[Fragment]] = {}
     for fragment in fragments:
         node = node_of(fragment)

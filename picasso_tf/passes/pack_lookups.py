@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
     DENSE_LOOKUP_OPS,
@@ -23,11 +24,9 @@ from picasso_tf.fragments.lookup import (
 )
 from picasso_tf.graph import (
     FORWARDING,
-    Edits,
     GraphView,
     Node,
     Shape,
-    ShapeAttr,
     Tensor,
     keeps_order,
 )
@@ -113,7 +112,9 @@ class PackLookups(Pass):
         edits = Edits(view)
         levels = view.levels(lookup.node.name for lookup in lookups)
         runs: list[tuple[int, list[Lookup]]] = []
-        for level, members in group(view, lookups, lambda x: x.node, lambda x: x.dtype):
+        for level, members in group(
+            view, levels, lookups, lambda x: x.node, lambda x: x.dtype
+        ):
             ordered = sorted(members, key=lambda x: _join_order(view, x))
             for run in cut(ordered, _volume, self.options.max_pack_volume):
                 if len(run) == 1:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from picasso_tf.edits import Edits
 from picasso_tf.fragments.join import Slice
 from picasso_tf.fragments.sparse_update import UPDATE_OPS, SparseUpdate, match_update
-from picasso_tf.graph import Edits, GraphView
+from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import (
     IdsAttrs,
     InputList,
@@ -48,7 +49,8 @@ class PackUpdates(Pass):
             else:
                 updates.append(matched)
         edits = Edits(view)
-        groups = group(view, updates, lambda update: update.node, _key)
+        levels = view.levels(update.node.name for update in updates)
+        groups = group(view, levels, updates, lambda update: update.node, _key)
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
                 if len(run) == 1:
