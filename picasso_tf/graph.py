@@ -111,7 +111,9 @@ _SOURCES = frozenset(
 )
 
 
-_JOINS_CONTROL_FLOW = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
+_JOINS_CONTROL_FLOW = frozenset(
+    {"Merge", "RefMerge", "Exit", "RefExit", "Enter", "RefEnter"}
+)
 
 
 class GraphView:
@@ -236,7 +238,8 @@ class GraphView:
     def order(self) -> list[Node]:
         """All nodes in an order in which inputs come first.
 
-        Edges from NextIteration to Merge close loops and are left out. Among
+        Edges from NextIteration to Merge close loops and are left out; those into
+        fed nodes count, as TensorFlow's optimizers count them. Among
         nodes that are ready, graph order decides, so the order is repeatable.
         """
         if self._order is not None:
@@ -246,10 +249,9 @@ class GraphView:
         followers: dict[str, list[Node]] = {}
         for name, node in self.nodes.items():
             edges = 0
-            if name not in self.feeds:
-                for source in self._sources(node):
-                    followers.setdefault(source, []).append(node)
-                    edges += 1
+            for source in self._sources(node):
+                followers.setdefault(source, []).append(node)
+                edges += 1
             waiting[name] = edges
             if edges == 0:
                 ready.append(node)
@@ -293,10 +295,7 @@ class GraphView:
         anchor_set = frozenset(anchors)
         levels: dict[str, int] = {}
         for node in self.order():
-            level = 0
-            if node.name not in self.feeds:
-                for source in self._sources(node):
-                    level = max(level, levels[source])
+            level = max((levels[source] for source in self._sources(node)), default=0)
             levels[node.name] = level + (node.name in anchor_set)
         return levels
 
@@ -327,8 +326,8 @@ class GraphView:
                 return None
             if node.op in _SOURCES:
                 continue
-            # Behind a Merge or an Exit there are branches and frames, whose nodes
-            # may not be waited for from here: wait for these themselves.
+            # Behind these there are branches and other frames, whose nodes may not
+            # be waited for from here: wait for these themselves.
             if has_effect(node.op) or node.op in _JOINS_CONTROL_FLOW:
                 effects.add(node.name)
                 continue
@@ -370,21 +369,20 @@ class GraphView:
         for node in self.order():
             guards = []
             frame: tuple[str, ...] = ()
-            if node.name not in self.feeds:
-                for tensor in node.inputs:
-                    source = self.nodes.get(tensor[0])
-                    if source is None or source.name not in outgoing:
-                        continue
-                    guard, source_frame = outgoing[source.name]
-                    guards.append(guard | self._switch_guard(source, tensor[1]))
-                    if len(source_frame) > len(frame):
-                        frame = source_frame
-                for name in node.controls:
-                    guard, source_frame = outgoing.get(name, nothing)
-                    if node.op not in ("Merge", "RefMerge"):
-                        guards.append(guard)
-                    if len(source_frame) > len(frame):
-                        frame = source_frame
+            for tensor in node.inputs:
+                source = self.nodes.get(tensor[0])
+                if source is None or source.name not in outgoing:
+                    continue
+                guard, source_frame = outgoing[source.name]
+                guards.append(guard | self._switch_guard(source, tensor[1]))
+                if len(source_frame) > len(frame):
+                    frame = source_frame
+            for name in node.controls:
+                guard, source_frame = outgoing.get(name, nothing)
+                if node.op not in ("Merge", "RefMerge"):
+                    guards.append(guard)
+                if len(source_frame) > len(frame):
+                    frame = source_frame
             if node.op in ("Merge", "RefMerge"):
                 guard = frozenset.intersection(*guards) if guards else frozenset()
             else:

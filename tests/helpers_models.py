@@ -512,7 +512,6 @@ class RandomGraph:
         self._gate = writes
 
     def _finish(self) -> None:
-        rng = self._rng
         with tf.control_dependencies(self._gate):
             weight = tf.cast(self._ids[:, :1] % 3, tf.float32)
             loss = tf.add_n([tf.reduce_sum(weight * v) for v in self._values])
@@ -540,10 +539,14 @@ class RandomGraph:
             reads = [variable.read_value() for variable in variables]
         self.fetches.extend(reads)
         self.init = v1.global_variables_initializer()
-        self.feeds = [
-            {
-                self._ids: rng.integers(self.ROWS, size=[int(rng.integers(1, 5)), 4]),
-                **{flag: self._chance(0.5) for flag in self._flags},
-            }
-            for _ in range(3)
-        ]
+        fed = self._any(self._values) if self._chance(0.3) else None
+        self.feeds = [self._feed(fed) for _ in range(3)]
+
+    def _feed(self, fed: tf.Tensor | None) -> dict:
+        """Placeholders, and what is fed in the middle."""
+        count = int(self._rng.integers(1, 5))
+        feed = {flag: self._chance(0.5) for flag in self._flags}
+        feed[self._ids] = self._rng.integers(self.ROWS, size=[count, 4])
+        if fed is not None:
+            feed[fed] = self._rng.integers(-3, 4, size=[count, int(fed.shape[1])])
+        return feed
