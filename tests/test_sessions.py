@@ -1395,7 +1395,7 @@ def function_graph(train_it: bool):
             return tf.concat(rows, axis=1)
 
         rows = [lookup(ids), lookup(ids[1:])]
-        fetches = [*rows, tf.reduce_sum(tf.square(rows[0]))]
+        fetches = [*rows, tf.reduce_sum(tf.square(tf.concat(rows, axis=0)))]
         if train_it:
             fetches.append(train.AdagradOptimizer(0.1).minimize(fetches[-1]))
         init = v1.global_variables_initializer()
