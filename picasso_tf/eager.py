@@ -19,6 +19,7 @@ _stock_property = context.Context.function_call_options
 # Options of enable() and of the blocks around; the last entry counts. The key
 # tells blocks with equal options apart.
 _stack: list[tuple[object, Options]] = []
+_seen: list[Report] = []  # when enable() was called
 
 
 class RewriteDropped(RuntimeError):
@@ -37,6 +38,7 @@ def enable(options: Options | None = None) -> None:
     """
     grappler.install()
     with _lock:
+        _seen[:] = grappler.reports()
         _stack[:] = [(object(), options or Options())]
         _apply()
 
@@ -53,7 +55,7 @@ def disable() -> None:
         _stack.clear()
         _apply()
     if strict:
-        check_used()
+        check_used(_seen)
 
 
 @contextlib.contextmanager
@@ -80,7 +82,7 @@ def enabled(options: Options | None = None):
         check_used(seen)
 
 
-def check_used(seen: Sequence[Report] = ()) -> None:
+def check_used(seen: Sequence[Report]) -> None:
     """Raises RewriteDropped if a rewrite, other than those seen, was dropped."""
     known = {id(report) for report in seen}
     for report in grappler.reports():
