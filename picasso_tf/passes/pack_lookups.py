@@ -271,6 +271,7 @@ class _Packer:
         for node in sorted(nodes.values(), key=lambda node: node.index):
             if (
                 node.controls
+                or node.name in self._view.feeds
                 or node.device != first.node.device
                 or node.attr("T") != first.dtype
                 or self._view.guard(node.name) != self._view.guard(first.node.name)
@@ -465,6 +466,7 @@ def _reads_shape(view: GraphView, reader: Node) -> bool:
         and not reader.controls
         and not view.control_consumers(reader.name)
         and reader.name not in view.preserve
+        and reader.name not in view.feeds
         and reader.attr("out_type", dtypes.int32) == dtypes.int32
     )
 
