@@ -6,8 +6,9 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import dtypes
+from tensorflow.python.framework import dtypes, tensor_util
 
 from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
 
@@ -203,6 +204,8 @@ def _to_attr(value: Any) -> attr_value_pb2.AttrValue:
         attr.s = value.encode()
     elif isinstance(value, dtypes.DType):
         attr.type = value.as_datatype_enum
+    elif isinstance(value, np.ndarray):
+        attr.tensor.CopyFrom(tensor_util.make_tensor_proto(value))
     elif isinstance(value, Sequence):
         _fill_list(attr.list, value)
     else:

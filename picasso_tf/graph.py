@@ -173,16 +173,19 @@ class GraphView:
         """The node behind a tensor; None if it is fed or not in the graph."""
         return None if tensor[0] in self.feeds else self.nodes.get(tensor[0])
 
-    def movable(self, tensor: Tensor, device: str) -> Node | None:
+    def movable(
+        self, tensor: Tensor, device: str, *, held: bool = False
+    ) -> Node | None:
         """The producer, if a packed op on `device` may do its work: it is not fed
-        or fetched, waits for nobody, and lies on that device."""
+        or fetched, waits for nobody, and lies on that device. With `held`, the
+        caller sees to its control inputs."""
         node = self.producer(tensor)
         if (
             node is None
-            or node.controls
+            or (node.controls and not held)
             or node.device != device
             or node.name in self.preserve
-            or not all(self.waits_for_nobody(other) for other in node.inputs[1:])
+            or not all(map(self.waits_for_nobody, _bookkeeping(node)))
         ):
             return None
         return node
@@ -493,6 +496,13 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
+        if op in ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"):
+            rows = self.shape(first)
+            return None if rows is None else (None, *rows[1:])
+        if op == "Unique":
+            return (None,)
+        if op == "Select":
+            return self.shape(node.inputs[2])
         if op == "Reshape":
             return self._reshaped(first, node.inputs[1])
         if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
@@ -507,12 +517,7 @@ class GraphView:
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
         dims = self.constant_ints(shape)
         if dims is None:
-            packed = self.producer(shape)
-            if packed is None or packed.op != "Pack":
-                return None
-            # tf.stack([batch, 8]): what is constant of it is known.
-            parts = [self.constant_int(item) for item in packed.inputs]
-            return tuple(part if part is None or part >= 0 else None for part in parts)
+            return self._shape_value(shape)
         if -1 in dims:
             known = self.shape(data)
             if known is not None and None not in known:
@@ -523,6 +528,31 @@ class GraphView:
                     elements = elements // size if size > 0 else elements
                 dims = [elements if size == -1 else size for size in dims]
         return tuple(size if size >= 0 else None for size in dims)
+
+    def _shape_value(self, tensor: Tensor) -> Shape | None:
+        """What is known of the shape that a vector holds, such as that of
+        tf.stack([batch, 8]) or tf.concat([shape[:1], [8]], 0)."""
+        node = self.producer(self.skip(tensor, FORWARDING | {"Cast"}))
+        if node is None:
+            return None
+        if node.op == "Const":
+            return _sizes(self.constant_ints((node.name, 0)))
+        if node.op == "Shape":
+            return self.shape(node.inputs[0])
+        if node.op == "Pack":
+            return _sizes([self.constant_int(item) for item in node.inputs])
+        if node.op == "ConcatV2":
+            parts = [self._shape_value(part) for part in node.inputs[:-1]]
+            return None if None in parts else sum(parts, ())
+        if node.op == "Slice":
+            begin, size = (self.constant_ints(edge) for edge in node.inputs[1:])
+            if begin is None or size is None or len(begin) != 1:
+                return None
+            known = self._shape_value(node.inputs[0])
+            if known is None:
+                return (None,) * size[0] if size[0] >= 0 else None
+            return known[begin[0] :][: size[0] if size[0] >= 0 else None]
+        return None
 
     def _resized(self, node: Node, shape: Shape) -> Shape | None:
         if node.op == "ExpandDims":
@@ -558,6 +588,17 @@ class GraphView:
 
     def is_scalar(self, tensor: Tensor) -> bool:
         return self.shape(tensor) == ()
+
+
+def _sizes(values: Sequence[int | None]) -> Shape:
+    return tuple(size if size is None or size >= 0 else None for size in values)
+
+
+def _bookkeeping(node: Node) -> Sequence[Tensor]:
+    """The inputs that say how a node moves its data: axes, shapes, sizes."""
+    if node.op == "Pack":
+        return ()
+    return node.inputs[-1:] if node.op == "ConcatV2" else node.inputs[1:]
 
 
 def keeps_order(view: GraphView, node: Node) -> bool:

@@ -104,7 +104,9 @@ BadId PackedLookup(const LookupMember* members, int64_t count,
 
   int64_t bytes = 0;
   for (int64_t k = 0; k < count; ++k) {
-    bytes += members[k].outer * members[k].chunk_bytes;
+    const LookupMember& m = members[k];
+    bytes += m.pool == nullptr ? m.outer * m.chunk_bytes
+                               : m.plan->size() * m.row_bytes;
   }
   std::mutex bad_mutex;
   const auto body = [&](int64_t begin, int64_t end) {
@@ -125,12 +127,14 @@ BadId PackedLookup(const LookupMember* members, int64_t count,
         CopyDense(m, from, to);
         continue;
       }
-      const int64_t bad = m.ids.is_int64
+      const int64_t bad = m.pool != nullptr ? m.pool(m, from, to)
+                          : m.ids.is_int64
                               ? CopyRowsOfAnySize<int64_t>(m, from, to)
                               : CopyRowsOfAnySize<int32_t>(m, from, to);
       if (bad >= 0) {
-        const int64_t value = m.ids.is_int64 ? IdsReader<int64_t>(m.ids)[bad]
-                                             : IdsReader<int32_t>(m.ids)[bad];
+        const int64_t value = m.pool != nullptr ? m.plan->ids()[bad]
+                              : m.ids.is_int64 ? IdsReader<int64_t>(m.ids)[bad]
+                                               : IdsReader<int32_t>(m.ids)[bad];
         std::lock_guard<std::mutex> lock(bad_mutex);
         if (!first_bad.found() || !first_bad.before(k, bad)) {
           first_bad = {k, bad, value};

@@ -5,23 +5,37 @@
 
 #include <cstdint>
 
+#include "kernels/core/bags.h"
 #include "kernels/core/common.h"
 
 namespace picasso {
 
-// One member of a pack: rows of one table, or a dense tensor that shares the
-// concatenated output and is copied into its place.
+struct LookupMember;
+
+// Fills outer indices [begin, end) of a member that pools; returns the position
+// in its plan of a bad id, -1 if there is none. See pool.h.
+using PoolFunction = int64_t (*)(const LookupMember& member, int64_t begin,
+                                 int64_t end);
+
+// One member of a pack: rows of one table, one by one or pooled to bags, or a
+// dense tensor that shares the concatenated output and is copied into its
+// place.
 //
 // The member fills, for every outer index o in [0, outer), the `chunk_bytes`
 // bytes at output + o * output_stride. A lookup fills them with the
 // chunk_bytes / row_bytes rows named by the ids that follow each other at
-// o * (chunk_bytes / row_bytes).
+// o * (chunk_bytes / row_bytes); with a plan, with that many bags.
 struct LookupMember {
   const char* table = nullptr;  // [rows, row_bytes]; may be null if empty
   int64_t rows = 0;
   int64_t row_bytes = 0;
   IdsView ids;
-  const char* dense = nullptr;  // [outer, chunk_bytes]; null for a lookup
+  PoolFunction pool = nullptr;    // null: rows one by one
+  const BagPlan* plan = nullptr;  // instead of `ids`, with `pool`
+  Combiner combiner = Combiner::kSum;
+  const void* weights = nullptr;  // BagWeights; null: none
+  bool zero_filled = false;       // bags filled with a default id become zero
+  const char* dense = nullptr;    // [outer, chunk_bytes]; null for a lookup
   char* output = nullptr;
   int64_t output_stride = 0;  // bytes
   int64_t chunk_bytes = 0;
@@ -31,7 +45,8 @@ struct LookupMember {
 
 // Fills the outputs of `count` members. Every id is checked against its own
 // table; a bad one is never read, its row is left unwritten and the first bad
-// id of the pack is returned. Members may share tables and ids; outputs must
+// id of the pack is returned, with its position in the ids or in the plan.
+// Members may share tables and ids; outputs must
 // not overlap.
 BadId PackedLookup(const LookupMember* members, int64_t count,
                    const ParallelFor& parallel_for);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/core/bag_weights.h"
+#include "kernels/core/bags.h"
 #include "kernels/core/common.h"
 
 namespace picasso {
@@ -49,10 +51,20 @@ struct RuleFlags {
 };
 
 // Gradient rows for some ids of one table. Row i lies in chunk i / inner, at
-// grad + (i / inner) * stride + (i % inner) * dim, in elements of T.
+// grad + (i / inner) * stride + (i % inner) * dim, in elements of T. With a
+// plan, row i is the gradient of bag i, which goes to each of the bag's ids as
+// TensorFlow's SparseSegment{Sum,Mean,SqrtN}Grad distributes it.
 template <typename T>
 struct UpdatePart {
   IdsView ids;
+  const BagPlan* plan = nullptr;  // instead of `ids`
+  Combiner combiner = Combiner::kSum;
+  const BagWeights<Sum<T>>* weights = nullptr;  // null: none
+  bool zero_filled = false;   // filled bags have the gradient zero
+  bool sums_in_type = false;  // half types are not widened, unless weighted
+
+  int64_t size() const { return plan == nullptr ? ids.size : plan->size(); }
+
   const T* grad = nullptr;
   int64_t inner = 1;
   int64_t stride = 0;
@@ -80,11 +92,13 @@ struct UpdateMember {
 // Applies `rule` to all members. All ids are checked before anything is
 // written: with a bad id, nothing changes and the first bad id is returned.
 //
-// Rows are summed in the order of the ids (as UnsortedSegmentSum does) and, in
-// T's own arithmetic, starting from zero. With `sum_duplicates` unset, rows
-// are applied one by one in the order of the ids. The result does not depend
-// on the number of threads. Members that share memory must be passed with
-// `ordered`, which runs all members one after the other.
+// The gradients of a part with a plan are first summed per unique id (half
+// types in float). Rows are summed in the order of the ids (as
+// UnsortedSegmentSum does) and, in T's own arithmetic, starting from zero. With
+// `sum_duplicates` unset, rows are applied one by one in the order of the ids.
+// The result does not depend on the number of threads. Members that share
+// memory must be passed with `ordered`, which runs all members one after the
+// other.
 template <typename T>
 BadId PackedUpdate(Rule rule, const RuleFlags& flags, UpdateMember<T>* members,
                    int64_t count, bool ordered,

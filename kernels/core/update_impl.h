@@ -4,13 +4,14 @@
 #define PICASSO_TF_KERNELS_CORE_UPDATE_IMPL_H_
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <type_traits>
 #include <vector>
 
+#include "kernels/core/bag_sums.h"
 #include "kernels/core/rules.h"
 #include "kernels/core/update.h"
+#include "kernels/core/update_rows.h"
 
 namespace picasso {
 namespace update_internal {
@@ -19,68 +20,11 @@ namespace update_internal {
 // that one large table keeps several threads busy.
 constexpr int64_t kElementsPerTask = 64 * 1024;
 constexpr int64_t kMaxTasks = 64;  // each task scans all ids of its table
-constexpr int64_t kPrefetchDistance = 16;
 
 template <typename T>
 struct TypeTag {
   using type = T;
 };
-
-inline uint64_t Hash(int64_t id) {
-  return static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull;
-}
-
-// Which of `tasks` (a power of two) handles this id.
-inline int64_t TaskOf(int64_t id, int64_t tasks) {
-  return (Hash(id) >> 20) & (tasks - 1);
-}
-
-// Calls visit(id, grad row) for the ids of the member that belong to `task`,
-// in graph order.
-template <typename T, typename Id, typename Visit>
-void ForEachRowOf(const UpdatePart<T>& part, int64_t dim, int64_t task,
-                  int64_t tasks, const Visit& visit) {
-  const IdsReader<Id> ids(part.ids);
-  const T* chunk = part.grad;
-  int64_t j = 0;
-  for (int64_t i = 0; i < part.ids.size; ++i) {
-    const int64_t id = ids[i];
-    if (tasks == 1 || TaskOf(id, tasks) == task) visit(id, chunk + j * dim);
-    if (++j == part.inner) {
-      j = 0;
-      chunk += part.stride;
-    }
-  }
-}
-
-template <typename T, typename Visit>
-void ForEachRow(const UpdateMember<T>& m, int64_t task, const Visit& visit) {
-  for (int64_t p = 0; p < m.part_count; ++p) {
-    const UpdatePart<T>& part = m.parts[p];
-    if (part.ids.is_int64) {
-      ForEachRowOf<T, int64_t>(part, m.dim, task, m.tasks, visit);
-    } else {
-      ForEachRowOf<T, int32_t>(part, m.dim, task, m.tasks, visit);
-    }
-  }
-}
-
-template <typename T>
-inline void PrefetchRow(const T* table, int64_t row, int64_t dim) {
-  const T* p = table + row * dim;
-  __builtin_prefetch(p, 1);
-  if (dim * sizeof(T) > 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(p) + 64, 1);
-  }
-}
-
-template <typename T>
-void PrefetchRows(const UpdateMember<T>& m, int64_t row) {
-  PrefetchRow(m.var, row, m.dim);
-  for (int k = 0; k < kMaxSlots && m.slots[k] != nullptr; ++k) {
-    PrefetchRow(m.slots[k], row, m.dim);
-  }
-}
 
 // The ids of one task, and which of its gradient rows belong to which. The
 // memory is kept from task to task of one range.
@@ -93,63 +37,75 @@ class RowsById {
   };
 
   void Build(const UpdateMember<T>& m, int64_t task) {
-    ids_.clear();
     rows_.clear();
-    int bits = 4;
-    while ((int64_t{1} << bits) < 2 * m.ids) ++bits;
-    const int shift = 64 - bits;
-    const uint64_t mask = (uint64_t{1} << bits) - 1;
-    map_.assign(int64_t{1} << bits, -1);
+    unique_.Reset(m.ids);
     ForEachRow(m, task, [&](int64_t id, const T* grad) {
-      uint64_t at = Hash(id) >> shift;
-      int32_t unique;
-      while ((unique = map_[at]) >= 0 && ids_[unique] != id) {
-        at = (at + 1) & mask;
-      }
-      if (unique < 0) {
-        unique = map_[at] = static_cast<int32_t>(ids_.size());
-        ids_.push_back(id);
-        // A task's rows fit the second-level cache (kElementsPerTask): asked
-        // for here, they come while the map is built and gradients are summed.
-        PrefetchRows(m, id);
-      }
+      // A task's rows fit the second-level cache (kElementsPerTask): asked for
+      // here, they come while the map is built and gradients are summed.
+      const int32_t unique =
+          unique_.Position(id, [&](int64_t row) { PrefetchRows(m, row); });
       rows_.push_back({grad, unique});
     });
   }
 
-  const std::vector<int64_t>& ids() const { return ids_; }
+  const std::vector<int64_t>& ids() const { return unique_.ids(); }
   const std::vector<GradRow>& rows() const { return rows_; }
 
  private:
-  std::vector<int32_t> map_;
-  std::vector<int64_t> ids_;
+  UniqueIds unique_;
   std::vector<GradRow> rows_;  // in graph order
 };
 
 template <typename T>
 struct Scratch {
   RowsById<T> rows;
-  std::vector<T> sums;  // [unique ids, dim]
-  std::vector<T> row;   // one scaled gradient row
+  std::vector<T> sums;               // [unique ids, dim]
+  std::vector<T> row;                // one scaled gradient row
+  std::vector<BagSums<T>> bags;      // [parts], for members with plans
+  std::vector<UpdatePart<T>> parts;  // what is left of these: plain parts
 };
 
-// sum += row, each element rounded to T.
+// Sums the parts with a plan per unique id, which leaves a plain member.
 template <typename T>
-inline void AddTo(T* sum, const T* row, int64_t dim) {
-  using P = typename Eigen::internal::packet_traits<T>::type;
-  constexpr int64_t kSize = Eigen::internal::packet_traits<T>::size;
-  int64_t i = 0;
-  for (; i + kSize <= dim; i += kSize) {
-    const P a = Eigen::internal::ploadu<P>(sum + i);
-    const P b = Eigen::internal::ploadu<P>(row + i);
-    Eigen::internal::pstoreu(sum + i, Eigen::internal::padd(a, b));
+UpdateMember<T> WithoutBags(const UpdateMember<T>& m, int64_t task,
+                            Scratch<T>* scratch) {
+  UpdateMember<T> plain = m;
+  if (static_cast<int64_t>(scratch->bags.size()) < m.part_count) {
+    scratch->bags.resize(m.part_count);
   }
-  for (; i < dim; ++i) sum[i] = sum[i] + row[i];
+  scratch->parts.assign(m.parts, m.parts + m.part_count);
+  for (int64_t p = 0; p < m.part_count; ++p) {
+    UpdatePart<T>& part = scratch->parts[p];
+    if (part.plan == nullptr) continue;
+    const BagSums<T>& sums = scratch->bags[p];
+    scratch->bags[p].Build(m, part, task);
+    part = UpdatePart<T>();
+    part.ids.data = sums.ids().data();
+    part.ids.is_int64 = true;
+    part.ids.size = sums.ids().size();
+    part.grad = sums.rows();
+    part.inner = std::max<int64_t>(part.ids.size, 1);
+    // Ids that are unique already need no second sum. (Of half types the sum of
+    // one row and zero may differ from the row: -0.)
+    if (m.part_count == 1 && sizeof(T) >= 4) plain.sum_duplicates = false;
+  }
+  plain.parts = scratch->parts.data();
+  return plain;
+}
+
+template <typename T>
+bool HasBags(const UpdateMember<T>& m) {
+  return std::any_of(m.parts, m.parts + m.part_count,
+                     [](const auto& part) { return part.plan != nullptr; });
 }
 
 template <typename T, typename RuleT>
 void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
              Scratch<T>* scratch) {
+  if (HasBags(m)) {
+    RunTask<T, RuleT>(WithoutBags(m, task, scratch), flags, task, scratch);
+    return;
+  }
   const RuleT rule(m, flags);
   if (static_cast<int64_t>(scratch->row.size()) < m.dim) {
     scratch->row.resize(m.dim);
@@ -241,6 +197,15 @@ int64_t FirstBadIn(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
 }
 
 template <typename T>
+int64_t FirstBadOf(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
+  for (int64_t i = 0; i < part.plan->size(); ++i) {
+    *value = part.plan->ids()[i];
+    if (!InRange(*value, rows)) return i;
+  }
+  return -1;
+}
+
+template <typename T>
 BadId FindBadId(const UpdateMember<T>* members, int64_t count) {
   for (int64_t k = 0; k < count; ++k) {
     int64_t before = 0;
@@ -248,11 +213,12 @@ BadId FindBadId(const UpdateMember<T>* members, int64_t count) {
       const UpdatePart<T>& part = members[k].parts[p];
       int64_t value = 0;
       const int64_t at =
-          part.ids.is_int64
+          part.plan != nullptr ? FirstBadOf(part, members[k].rows, &value)
+          : part.ids.is_int64
               ? FirstBadIn<T, int64_t>(part, members[k].rows, &value)
               : FirstBadIn<T, int32_t>(part, members[k].rows, &value);
       if (at >= 0) return {k, before + at, value};
-      before += part.ids.size;
+      before += part.size();
     }
   }
   return {};

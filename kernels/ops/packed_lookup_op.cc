@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "kernels/core/lookup.h"
+#include "kernels/core/pool.h"
+#include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -34,6 +36,8 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("member_table", &member_table_));
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members));
+    first_sparse_ = tables_ + sources;
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members, &member_shape_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "ids_shape", members, &ids_shape_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members, &member_name_));
@@ -72,8 +76,12 @@ class PackedLookupOp : public OpKernel {
     const int count = member_table_.size();
     std::vector<LookupMember> members(count);
     std::vector<TensorShape> shapes(count);
+    std::vector<Bags<T>> bags(bags_layout_.any() ? count : 0);
     for (int i = 0; i < count; ++i) {
       OP_REQUIRES_OK(ctx, Fill(ctx, tables, i, &members[i], &shapes[i]));
+      if (!bags_layout_.is_bag(i)) continue;
+      OP_REQUIRES_OK(ctx, MakeBags(ctx, *tables.value(member_table_[i]), i,
+                                   &bags[i], &members[i], &shapes[i]));
     }
     int first = 0;
     for (int k = 0; k < outputs_; first += output_members_[k], ++k) {
@@ -120,6 +128,7 @@ class PackedLookupOp : public OpKernel {
     int64_t row_elements = 1;
     for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
     member->row_bytes = row_elements * sizeof(T);
+    if (bags_layout_.is_bag(i)) return tensorflow::OkStatus();
     if (member_shape_[i].unknown_rank()) {
       *shape = ctx->input(tables_ + layout_.source(i)).shape();
       for (int d = 1; d < table.dims(); ++d) {
@@ -128,6 +137,29 @@ class PackedLookupOp : public OpKernel {
       return tensorflow::OkStatus();
     }
     return Resolve(member_shape_[i], member->ids.size * row_elements, i, shape);
+  }
+
+  // What Fill leaves open for a member that pools.
+  Status MakeBags(OpKernelContext* ctx, const Tensor& table, int i,
+                  Bags<T>* bags, LookupMember* member,
+                  TensorShape* shape) const {
+    TF_RETURN_IF_ERROR(bags_layout_.Make(ctx, first_sparse_, i, member->ids,
+                                         member_name_[i], bags));
+    member->pool = &PoolRows<T>;
+    member->plan = &bags->plan;
+    member->combiner = bags_layout_.combiner(i);
+    member->zero_filled = bags_layout_.zero_filled(i);
+    if (bags->weighted) member->weights = &bags->weights;
+    if (!member_shape_[i].unknown_rank()) {
+      const int64_t row = member->row_bytes / sizeof(T);
+      return Resolve(member_shape_[i], bags->plan.bags() * row, i, shape);
+    }
+    TF_RETURN_IF_ERROR(
+        bags_layout_.Shape(ctx, first_sparse_, i, bags->plan, shape));
+    for (int d = 1; d < table.dims(); ++d) {
+      TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
+    }
+    return tensorflow::OkStatus();
   }
 
   // Fills in the one unknown dimension of `partial`, as Reshape does.
@@ -196,7 +228,8 @@ class PackedLookupOp : public OpKernel {
 
     if (count == 1 && !stack_[k] && members[0].dense == nullptr) {
       // A lookup by itself: the axis does not matter, rows stay whole.
-      members[0].outer = members[0].ids.size;
+      members[0].outer = members[0].plan == nullptr ? members[0].ids.size
+                                                    : members[0].plan->bags();
       members[0].chunk_bytes = members[0].row_bytes;
       members[0].output = static_cast<char*>(output->data());
       members[0].output_stride = members[0].row_bytes;
@@ -247,6 +280,9 @@ class PackedLookupOp : public OpKernel {
   Status IdError(OpKernelContext* ctx, const BadId& bad,
                  const LookupMember& member) const {
     const int i = bad.member;
+    if (member.plan != nullptr) {
+      return BadBagIdError(bad, *member.plan, member.rows, member_name_[i]);
+    }
     TensorShape shape;
     if (ids_shape_[i].unknown_rank()) {
       shape = ctx->input(tables_ + layout_.source(i)).shape();
@@ -263,7 +299,9 @@ class PackedLookupOp : public OpKernel {
   int tables_ = 0;
   int dense_ = 0;
   int outputs_ = 0;
+  int first_sparse_ = 0;
   IdsLayout layout_;
+  BagsLayout bags_layout_;
   std::vector<int> member_table_;
   std::vector<PartialTensorShape> member_shape_;
   std::vector<PartialTensorShape> ids_shape_;

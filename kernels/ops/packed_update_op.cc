@@ -4,9 +4,11 @@
 #include <vector>
 
 #include "kernels/core/update.h"
+#include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/public/version.h"
 
 namespace picasso {
 
@@ -19,6 +21,11 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::TensorShapeUtils;
 namespace errors = tensorflow::errors;
+
+// How SparseSegment*Grad sums half types: seen to be in float in
+// TensorFlow 2.21, and in the type itself in 2.15.
+constexpr bool kSparseSegmentGradInType =
+    TF_MAJOR_VERSION == 2 && TF_MINOR_VERSION <= 15;
 
 // See register_ops.cc for the op's contract.
 template <typename T>
@@ -64,6 +71,8 @@ class PackedUpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "scale_index", count_, &scale_index_));
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, parts_, id_types.size()));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, parts_));
+    ids_sources_ = id_types.size();
     OP_REQUIRES_OK(ctx, GetList(ctx, "grad_source", parts_, &grad_source_));
     OP_REQUIRES_OK(ctx,
                    GetList(ctx, "grad_chunk_dims", parts_, &grad_chunk_dims_));
@@ -94,6 +103,7 @@ class PackedUpdateOp : public OpKernel {
 
     std::vector<UpdateMember<T>> members(count_);
     std::vector<UpdatePart<T>> parts(parts_);
+    std::vector<Bags<T>> bags(bags_layout_.any() ? parts_ : 0);
     for (int i = 0, p = 0; i < count_; ++i) {
       UpdateMember<T>& m = members[i];
       OP_REQUIRES_OK(ctx, FillVariables(vars, i, &m));
@@ -111,9 +121,21 @@ class PackedUpdateOp : public OpKernel {
       m.part_count = member_parts_[i];
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
         OP_REQUIRES_OK(ctx, layout_.View(ctx, first_ids, p, &parts[p].ids));
-        OP_REQUIRES_OK(ctx,
-                       FillGrad(grads, p, m.dim, member_name_[i], &parts[p]));
-        m.ids += parts[p].ids.size;
+        int64_t rows = parts[p].ids.size;
+        if (bags_layout_.is_bag(p)) {
+          OP_REQUIRES_OK(
+              ctx, bags_layout_.Make(ctx, first_ids + ids_sources_, p,
+                                     parts[p].ids, member_name_[i], &bags[p]));
+          parts[p].plan = &bags[p].plan;
+          parts[p].combiner = bags_layout_.combiner(p);
+          parts[p].zero_filled = bags_layout_.zero_filled(p);
+          parts[p].sums_in_type = kSparseSegmentGradInType;
+          if (bags[p].weighted) parts[p].weights = &bags[p].weights;
+          rows = bags[p].plan.bags();
+        }
+        OP_REQUIRES_OK(
+            ctx, FillGrad(grads, p, rows, m.dim, member_name_[i], &parts[p]));
+        m.ids += parts[p].size();
       }
       OP_REQUIRES(ctx, m.ids < (int64_t{1} << 30),
                   errors::InvalidArgument("Variable '", member_name_[i],
@@ -126,8 +148,10 @@ class PackedUpdateOp : public OpKernel {
                         count_, /*ordered=*/vars.aliased(), PoolOf(ctx));
     if (bad.found()) {
       const UpdateMember<T>& m = members[bad.member];
-      ctx->SetStatus(BadIdError(bad, TensorShape({m.ids}), m.rows,
-                                member_name_[bad.member]));
+      const std::string& name = member_name_[bad.member];
+      ctx->SetStatus(m.part_count == 1 && m.parts[0].plan != nullptr
+                         ? BadBagIdError(bad, *m.parts[0].plan, m.rows, name)
+                         : BadIdError(bad, TensorShape({m.ids}), m.rows, name));
       return;
     }
     ++counters_->executed;
@@ -200,11 +224,10 @@ class PackedUpdateOp : public OpKernel {
   }
 
   // Where part p's gradient rows lie in its source.
-  Status FillGrad(const OpInputList& grads, int p, int64_t dim,
+  Status FillGrad(const OpInputList& grads, int p, int64_t rows, int64_t dim,
                   const std::string& name, UpdatePart<T>* part) const {
     const Tensor& grad = grads[grad_source_[p]];
     const T* data = grad.flat<T>().data();
-    const int64_t rows = part->ids.size;
     if (grad_chunk_dims_[p] < 0) {  // the whole tensor
       if (grad.NumElements() != rows * dim)
         return GradError(grad, p, rows, dim, name);
@@ -247,6 +270,8 @@ class PackedUpdateOp : public OpKernel {
   int rule_ = -1;
   int count_ = 0;
   int parts_ = 0;
+  int ids_sources_ = 0;
+  BagsLayout bags_layout_;
   RuleFlags flags_;
   bool use_locking_ = false;
   bool sum_duplicates_ = true;

@@ -19,11 +19,13 @@ namespace {
 
 // Shape of one member as its consumers see it; unknown where it must be.
 Status MemberShape(InferenceContext* c, int table, int ids_input, bool whole,
-                   const PartialTensorShape& declared, ShapeHandle* shape) {
+                   bool bags, const PartialTensorShape& declared,
+                   ShapeHandle* shape) {
   if (!declared.unknown_rank()) {
     return c->MakeShapeFromPartialTensorShape(declared, shape);
   }
   *shape = c->UnknownShape();
+  if (bags) return tensorflow::OkStatus();
   const auto* handle = c->input_handle_shapes_and_types(table);
   if (!whole || handle == nullptr || handle->empty() ||
       !c->RankKnown((*handle)[0].shape) || !c->RankKnown(c->input(ids_input))) {
@@ -63,7 +65,8 @@ Status LookupShapes(InferenceContext* c) {
   int tables = 0, outputs = 0;
   std::vector<tensorflow::DataType> id_types;
   std::vector<int> member_table, ids_source, ids_width, output_members;
-  std::vector<int> chunk_dims, shape_members;
+  std::vector<int> chunk_dims, shape_members, bag_rows;
+  std::vector<tensorflow::DataType> sparse_types;
   std::vector<bool> stack;
   std::vector<PartialTensorShape> member_shape;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
@@ -77,16 +80,19 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("output_chunk_dims", &chunk_dims));
   TF_RETURN_IF_ERROR(c->GetAttr("output_stack", &stack));
   TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
+  TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
+      (!bag_rows.empty() && bag_rows.size() != count) ||
       static_cast<int>(output_members.size()) != outputs ||
       static_cast<int>(chunk_dims.size()) != outputs ||
       static_cast<int>(stack.size()) != outputs) {
     return errors::InvalidArgument(
         "The member_*, ids_* and output_* attributes differ in length.");
   }
-  const int first_dense = tables + id_types.size();
+  const int first_dense = tables + id_types.size() + sparse_types.size();
   std::vector<ShapeHandle> shapes(count);
   for (size_t i = 0; i < count; ++i) {
     const int t = member_table[i];
@@ -101,8 +107,9 @@ Status LookupShapes(InferenceContext* c) {
           ids_source[i] >= static_cast<int>(id_types.size())) {
         return errors::InvalidArgument("Member ", i, " has no input.");
       }
+      const bool bags = !bag_rows.empty() && bag_rows[i] >= 0;
       TF_RETURN_IF_ERROR(MemberShape(c, t, tables + ids_source[i],
-                                     ids_width[i] < 0, member_shape[i],
+                                     ids_width[i] < 0, bags, member_shape[i],
                                      &shapes[i]));
     }
   }
@@ -152,11 +159,22 @@ Status LookupShapes(InferenceContext* c) {
 //              along a new axis in front of that many dimensions (tf.stack).
 //   shapes:    the shapes of shape_members, as tf.shape gives them.
 //
+//   sparse, bag_*: of members that pool bags of ids: "sparse" inputs (-1: none)
+//              with the indices [ids, rank] or segment ids [ids] (bag_rows),
+//              the dense shape [rank] (bag_shape) and the weights [ids]. With a
+//              shape, each of its rows is a bag, and one without ids gets
+//              bag_default_id (bag_zero_filled: then becomes zero); else bags
+//              end with the last id. bag_prune(_weights): ids below zero
+//              (weights not above zero) do not count. bag_full_shape: the
+//              result has the shape's leading dimensions, else the bags are one
+//              dimension.
+//
 // Ids are checked against their own table: a bad one is InvalidArgument.
 // Works with no ids. Gradient: picasso_tf/ops.py.
 REGISTER_OP("PicassoPackedLookup")
     .Input("resources: N * resource")
     .Input("ids: Tids")
+    .Input("sparse: Tsparse")
     .Input("dense: D * dtype")
     .Output("outputs: K * dtype")
     .Output("shapes: S * shape_type")
@@ -179,6 +197,18 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("output_chunk_dims: list(int)")
     .Attr("output_stack: list(bool)")
     .Attr("shape_members: list(int) = []")
+    .Attr(
+        "Tsparse: list({int32, int64, half, bfloat16, float, double}) >= 0 = "
+        "[]")
+    .Attr("bag_combiner: list(string) = []")
+    .Attr("bag_rows: list(int) = []")
+    .Attr("bag_shape: list(int) = []")
+    .Attr("bag_weights: list(int) = []")
+    .Attr("bag_prune: list(bool) = []")
+    .Attr("bag_prune_weights: list(bool) = []")
+    .Attr("bag_default_id: list(int) = []")
+    .Attr("bag_zero_filled: list(bool) = []")
+    .Attr("bag_full_shape: list(bool) = []")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
@@ -196,7 +226,8 @@ REGISTER_OP("PicassoPackedLookup")
 //              (grad_chunk_dims -1) or, of the last grad_chunk_dims dimensions,
 //              the elements [grad_begin, +grad_size); a negative begin counts
 //              from their end.
-//   ids:       as for PicassoPackedLookup, per part.
+//   ids, sparse, bag_*: as for PicassoPackedLookup, per part. The gradient of
+//              bags has one row per bag.
 //   sum_duplicates: sum the rows of one id before the rule is applied once.
 //
 // A bad id is InvalidArgument, and nothing is changed. No gradient: the stock
@@ -208,6 +239,7 @@ REGISTER_OP("PicassoPackedUpdate")
     .Input("steps: Z * int64")
     .Input("grads: G * T")
     .Input("ids: Tids")
+    .Input("sparse: Tsparse")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("Tids: list({int32, int64}) >= 1")
     .Attr("N: int >= 1")
@@ -234,6 +266,18 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("grad_chunk_dims: list(int)")
     .Attr("grad_begin: list(int)")
     .Attr("grad_size: list(int)")
+    .Attr(
+        "Tsparse: list({int32, int64, half, bfloat16, float, double}) >= 0 = "
+        "[]")
+    .Attr("bag_combiner: list(string) = []")
+    .Attr("bag_rows: list(int) = []")
+    .Attr("bag_shape: list(int) = []")
+    .Attr("bag_weights: list(int) = []")
+    .Attr("bag_prune: list(bool) = []")
+    .Attr("bag_prune_weights: list(bool) = []")
+    .Attr("bag_default_id: list(int) = []")
+    .Attr("bag_zero_filled: list(bool) = []")
+    .Attr("bag_full_shape: list(bool) = []")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);

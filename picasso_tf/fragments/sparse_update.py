@@ -7,6 +7,7 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
@@ -64,11 +65,16 @@ class Part:
       grad: a whole tensor, or a slice of one.
       waits: names of nodes with effects that had to run before the rows were
         there.
+      bags: where the rows are those of bags, which ids these hold; their combiner;
+        whether the gradient of bags that were filled is zero.
     """
 
     ids: Ids
     grad: Tensor | Slice
     waits: frozenset[str]
+    bags: BagIds | None = None
+    combiner: str = ""
+    zero_filled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +128,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
     parts = tuple(
-        Part(
-            find_ids(view, part_ids, index_type, node.device, flat=True),
-            *_find_grad(view, part_values, node.device),
-        )
+        _part(view, part_values, part_ids, index_type, node.device)
         for part_values, part_ids in _split_parts(view, values, ids, node.device)
     )
     flags = tuple(
@@ -149,6 +152,15 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
         if rule.step is None
         else _forwarded(view, node.inputs[rule.step], node.device),
     )
+
+
+def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
+    bag = match_bag_grad(view, values, ids, index_type, device)
+    if bag is None:
+        grad, waits, _ = _find_grad(view, values, device)
+        return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
+    grad, waits, zeroed = _find_grad(view, bag.grad, device, bag)
+    return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
 
 
 def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:
@@ -272,21 +284,30 @@ def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
 
 
 def _find_grad(
-    view: GraphView, values: Tensor, device: str
-) -> tuple[Tensor | Slice, frozenset[str]]:
+    view: GraphView, values: Tensor, device: str, bag: BagGrad | None = None
+) -> tuple[Tensor | Slice, frozenset[str], bool]:
     """The rows' source, past what only renames their dimensions or holds them
-    back, and what to wait for instead of what held them back."""
+    back; what to wait for instead of what held them back; whether what sets the
+    rows of bags without ids to zero was passed, too."""
     start = values
     barriers: list[str] = []
+    zeroed = False
     while True:
         node = view.producer(values)
         if node is None or node.device != device or node.name in view.preserve:
             break
         if node.op in FORWARDING:
             barriers.extend(node.controls)
-        elif node.controls or not keeps_order(view, node):
+            values = node.inputs[0]
+        elif node.controls:
             break
-        values = node.inputs[0]
+        elif bag is not None and not zeroed and _zeroes_empty(view, node, bag):
+            zeroed = True
+            values = node.inputs[2]
+        elif keeps_order(view, node):
+            values = node.inputs[0]
+        else:
+            break
     grad: Tensor | Slice = values
     if view.movable(values, device) is not None:
         grad = match_slice(view, values) or values
@@ -295,6 +316,18 @@ def _find_grad(
     for barrier in barriers:
         effects = view.effects_before(barrier, source[0])
         if effects is None:
-            return start, frozenset()
+            return start, frozenset(), False
         waits |= effects
-    return grad, frozenset(waits)
+    return grad, frozenset(waits), zeroed
+
+
+def _zeroes_empty(view: GraphView, node: Node, bag: BagGrad) -> bool:
+    """Whether a node is select(tile(bags without ids), zeros, gradient)."""
+    if node.op != "Select" or bag.bags.empty is None:
+        return False
+    zeros = view.producer(node.inputs[1])
+    return (
+        zeros is not None
+        and zeros.op == "ZerosLike"
+        and is_tiled(view, node.inputs[0], bag.bags.empty)
+    )

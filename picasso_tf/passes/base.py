@@ -9,8 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import dtypes
 
 from picasso_tf.edits import Edits
+from picasso_tf.fragments.bag import BagIds
 from picasso_tf.fragments.ids import Ids
 from picasso_tf.graph import GraphView, Node, Shape, Tensor
 from picasso_tf.options import Options
@@ -173,6 +175,54 @@ class IdsAttrs:
         columns = list(zip(*self._rows, strict=True))
         names = ("ids_source", "ids_begin", "ids_width", "ids_narrow")
         return {"Tids": self._types} | dict(zip(names, map(list, columns), strict=True))
+
+
+class BagAttrs:
+    """The "sparse" inputs of a packed op and the bag_* attributes that explain
+    them; nothing at all if no member pools."""
+
+    def __init__(self):
+        self._sources = InputList()
+        self._types: list[Any] = []
+        self._rows: list[tuple] = []
+
+    def append(
+        self, bags: BagIds, combiner: str, zero_filled: bool, full_shape: bool = False
+    ) -> None:
+        shape = weights = -1
+        rows = self._position(bags.rows, bags.rows_dtype)
+        if bags.shape is not None:
+            shape = self._position(bags.shape, dtypes.int64)
+        if bags.weights is not None:
+            weights = self._position(bags.weights.tensor, bags.weights.dtype)
+        flags = (bags.prune, bags.prune_weights, bags.default_id)
+        self._rows.append(
+            (combiner, rows, shape, weights, *flags, zero_filled, full_shape)
+        )
+
+    def append_none(self) -> None:
+        """For a member that does not pool."""
+        self._rows.append(("", -1, -1, -1, False, False, 0, False, False))
+
+    def _position(self, tensor: Tensor, dtype) -> int:
+        position = self._sources.position(tensor)
+        if position == len(self._types):
+            self._types.append(dtype)
+        return position
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return list(self._sources)
+
+    def attrs(self) -> dict[str, Any]:
+        if not self._types:
+            return {}
+        names = ("combiner", "rows", "shape", "weights", "prune", "prune_weights")
+        names += ("default_id", "zero_filled", "full_shape")
+        columns = map(list, zip(*self._rows, strict=True))
+        return {"Tsparse": self._types} | {
+            f"bag_{name}": column for name, column in zip(names, columns, strict=True)
+        }
 
 
 def add_pack(edits: Edits, name: str, op: str, inputs, *, device, controls, **attrs):

@@ -8,9 +8,11 @@ from them; they also get an output of their own where somebody else reads them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
+import numpy as np
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.edits import Edits, ShapeAttr
@@ -18,8 +20,10 @@ from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
     DENSE_LOOKUP_OPS,
     LOOKUP_OPS,
+    POOLED_OPS,
     Lookup,
     match_lookup,
+    match_pooled,
     why_dense_is_left,
 )
 from picasso_tf.graph import (
@@ -31,6 +35,7 @@ from picasso_tf.graph import (
     keeps_order,
 )
 from picasso_tf.passes.base import (
+    BagAttrs,
     IdsAttrs,
     InputList,
     Pass,
@@ -94,17 +99,7 @@ class PackLookups(Pass):
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
-        lookups = []
-        for node in view.of_types(LOOKUP_OPS):
-            matched = match_lookup(view, node)
-            if isinstance(matched, str):
-                result.skip(node, matched)
-                continue
-            reason = self._reason_against(view, matched)
-            if reason:
-                result.skip(node, reason)
-            else:
-                lookups.append(matched)
+        lookups = self._find(view, result)
         for node in view.of_types(DENSE_LOOKUP_OPS):
             reason = why_dense_is_left(view, node)
             if reason:
@@ -137,14 +132,44 @@ class PackLookups(Pass):
         result.apply(edits)
         return result
 
+    def _find(self, view: GraphView, result: PassResult) -> list[Lookup]:
+        """Lookups that may be packed; why others may not is added to `result`.
+        Where pooling cannot be packed, the lookup of the unique ids still may."""
+        lookups = []
+        pooled: dict[str, str] = {}
+        for node in view.of_types(POOLED_OPS):
+            matched = match_pooled(view, node)
+            if matched is None:
+                continue
+            if not isinstance(matched, str):
+                matched = self._reason_against(view, matched) or matched
+            if isinstance(matched, str):
+                result.skip(node, f"its lookup alone may be packed: {matched}")
+            else:
+                lookups.append(matched)
+                pooled[matched.gather.name] = node.name
+        for node in view.of_types(LOOKUP_OPS):
+            if node.name in pooled:
+                continue
+            matched = match_lookup(view, node)
+            if not isinstance(matched, str):
+                matched = self._reason_against(view, matched) or matched
+            if isinstance(matched, str):
+                result.skip(node, matched)
+            else:
+                lookups.append(matched)
+        lookups.sort(key=lambda lookup: lookup.node.index)
+        return lookups
+
     def _reason_against(self, view: GraphView, lookup: Lookup) -> str | None:
         if self.options.excludes(lookup.table.name):
             return "excluded by Options.exclude"
-        if not lookup.ids.natural and _result_shape(lookup) is None:
-            return "the shape of the variable's rows is not known"
-        if not keeps_guard(
-            view, lookup.node, (lookup.node.inputs[0], lookup.ids.source)
-        ):
+        if lookup.bag is None:
+            if not lookup.ids.natural and _result_shape(lookup) is None:
+                return "the shape of the variable's rows is not known"
+        elif view.guard(lookup.gather.name) != view.guard(lookup.node.name):
+            return "its rows come from another branch"
+        if not keeps_guard(view, lookup.node, lookup.inputs()):
             return "its ids come from another branch"
         return None
 
@@ -174,12 +199,20 @@ def _join_order(view: GraphView, lookup: Lookup):
 def _results(view: GraphView, lookup: Lookup) -> list[_Result]:
     """All tensors that hold the lookup's rows and that a pack may provide."""
     shape = None if lookup.ids.natural else _result_shape(lookup)
-    results = [_Result(lookup, (lookup.node.name, 0), shape, renamed=False)]
+    tensors = ((lookup.node.name, 0),)
+    interior: frozenset[str] = frozenset()
+    if lookup.bag is not None:
+        full = lookup.bag.full_shape
+        shape = None if full else (None, *lookup.table.shape[1:])
+        tensors, interior = lookup.bag.results, lookup.bag.interior
+    results = [_Result(lookup, tensor, shape, renamed=False) for tensor in tensors]
     if lookup.node.name in view.preserve:
         return results  # it may be fed: the rest follows from what is fed
     for result in results:  # grows while it is walked
         for reader, position in view.consumers(result.tensor):
             tensor = (reader.name, 0)
+            if reader.name in interior:
+                continue
             if position != 0 or view.movable(tensor, lookup.node.device) is None:
                 continue
             if reader.op in FORWARDING:
@@ -215,14 +248,21 @@ class _Packer:
             for result in _results(view, lookup)
         }
         self._absorbed: set[tuple[str, int]] = set()  # (reader, input position)
+        # Nodes that only lead from one result of a bag to the next.
+        self._interior: frozenset[str] = frozenset().union(
+            *(lookup.bag.interior for lookup in lookups if lookup.bag is not None)
+        )
 
     def pack(self) -> Pack:
         outputs = [
             output for join in self._joins() for output in self._outputs_of(join)
         ]
         folded = sum(output.replaces is not None for output in outputs)
-        outputs.extend(self._outputs_of_their_own(outputs))
-        shape_edges = self._shape_edges()
+        own_outputs = self._outputs_of_their_own(outputs)
+        outputs.extend(own_outputs)
+        shape_edges = self._shape_edges(
+            {output.members[0].name for output in own_outputs}
+        )
         shapes = list(dict.fromkeys(result for _, _, result in shape_edges))
         name = self._add(outputs, shapes)
         for index, output in enumerate(outputs):
@@ -246,6 +286,11 @@ class _Packer:
             if index is not None:
                 self._edits.replace_tensor(result.tensor, (name, index))
             self._edits.remove(result.tensor[0], waits_for=name)
+        for lookup in self._lookups:
+            if lookup.bag is not None:
+                self._edits.remove(lookup.gather.name, waits_for=name)
+                for shape in lookup.bag.row_shapes:
+                    self._replace_row_shape(lookup, shape)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
@@ -341,8 +386,11 @@ class _Packer:
         }
         own = []
         for lookup in self._lookups:
-            tensor = (lookup.node.name, 0)
-            if lookup.node.name not in placed or self._is_read(tensor):
+            tensors = (
+                [(lookup.node.name, 0)] if lookup.bag is None else lookup.bag.results
+            )
+            tensor = tensors[0]
+            if lookup.node.name not in placed or any(map(self._is_read, tensors)):
                 own.append(_Output([self._member(self._results[tensor])], 0, False))
         return own
 
@@ -355,19 +403,34 @@ class _Packer:
                 self._view, reader
             ):
                 continue
+            if reader.name in self._interior:
+                continue
             inner = (reader.name, 0)
             if inner in self._results and not self._is_read(inner):
                 continue
             return True
         return False
 
-    def _shape_edges(self) -> list[tuple[Node, int, _Result]]:
-        """(reader, its output, whose shape) of Shape and ShapeN that read rows."""
+    def _shape_edges(self, own: set[str]) -> list[tuple[Node, int, _Result]]:
+        """(reader, its output, whose shape) of Shape and ShapeN that read rows.
+
+        Those of lookups with an output of their own go on reading that: from a
+        Shape, TensorFlow's optimizers tell which tensors have equal shapes, and
+        what they may then simplify. A ShapeN is taken apart, since it would hold
+        on to others that are not packed into outputs of their own.
+        """
         edges = []
         for result in self._results.values():
+            has_own = result.lookup.node.name in own
             for reader, position in self._view.consumers(result.tensor):
-                if _reads_shape(self._view, reader):
+                if reader.name in self._interior:
+                    continue
+                if not _reads_shape(self._view, reader):
+                    continue
+                if not has_own:
                     edges.append((reader, position, result))
+                elif reader.op == "ShapeN":
+                    self._add_shape(reader, position)
         return edges
 
     def _replace_shapes(self, name, first_output, edges, shapes) -> None:
@@ -382,36 +445,74 @@ class _Packer:
                 port = (reader.name, position)
                 if self._edits.is_replaced(port) or not self._view.consumers(port):
                     continue
-                if tensor in self._all_rows:
-                    continue  # its own pack provides the shape
-                shape = self._edits.add(
-                    f"{reader.name}/shape",
-                    "Shape",
-                    [tensor],
-                    device=reader.device,
-                    T=reader.attr("T"),
-                    out_type=dtypes.int32,
-                )
-                self._edits.replace_tensor(port, (shape, 0))
+                if tensor not in self._all_rows:  # else its own pack provides it
+                    self._add_shape(reader, position)
+
+    def _add_shape(self, reader: Node, position: int) -> None:
+        """A Shape for one output of a ShapeN."""
+        shape = self._edits.add(
+            f"{reader.name}/shape",
+            "Shape",
+            [reader.inputs[position]],
+            device=reader.device,
+            T=reader.attr("T"),
+            out_type=dtypes.int32,
+        )
+        self._edits.replace_tensor((reader.name, position), (shape, 0))
+
+    def _replace_row_shape(self, lookup: Lookup, shape: Node) -> None:
+        """[unique ids, dim] without the rows, for a gradient that stays."""
+        add = functools.partial(self._edits.add, device=shape.device)
+        unique = lookup.gather.inputs[1]
+        dtype = self._view.nodes[unique[0]].attr("T")
+        count = add(
+            f"{shape.name}/ids", "Shape", [unique], T=dtype, out_type=dtypes.int32
+        )
+        dim, axis = (
+            add(
+                f"{shape.name}/{name}",
+                "Const",
+                [],
+                dtype=dtypes.int32,
+                value=np.array(value, np.int32),
+            )
+            for name, value in (("dim", [lookup.table.shape[1]]), ("axis", 0))
+        )
+        joined = add(
+            f"{shape.name}/rows",
+            "ConcatV2",
+            [(count, 0), (dim, 0), (axis, 0)],
+            T=dtypes.int32,
+            N=2,
+            Tidx=dtypes.int32,
+        )
+        self._edits.replace_tensor((shape.name, 0), (joined, 0))
 
     # -- the op --------------------------------------------------------------
 
     def _add(self, outputs: list[_Output], shapes: list[_Result]):
-        tables, dense, ids = InputList(), InputList(), IdsAttrs()
+        tables, dense, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
         member_table, member_shape, member_name, ids_shape = [], [], [], []
         entry_of: dict[tuple[str, Shape | None], int] = {}
         for output in outputs:
             for member in output.members:
                 if member.lookup is not None:
                     entry_of.setdefault((member.name, member.shape), len(member_table))
-                    member_table.append(tables.position(member.lookup.node.inputs[0]))
-                    ids.append(member.lookup.ids)
-                    shape = (
-                        None if member.lookup.ids.natural else member.lookup.ids.shape
-                    )
+                    lookup = member.lookup
+                    member_table.append(tables.position(lookup.gather.inputs[0]))
+                    ids.append(lookup.ids)
+                    shape = None if lookup.ids.natural else lookup.ids.shape
+                    if lookup.bag is None:
+                        bags.append_none()
+                    else:
+                        shape = None
+                        bag = lookup.bag
+                        flags = (bag.zero_filled, bag.full_shape)
+                        bags.append(bag.bags, bag.combiner, *flags)
                 else:
                     member_table.append(-1 - dense.position(member.dense))
                     ids.append_none()
+                    bags.append_none()
                     shape = None
                 ids_shape.append(ShapeAttr(shape))
                 member_shape.append(ShapeAttr(member.shape))
@@ -422,10 +523,13 @@ class _Packer:
             self._edits,
             "picasso_packed_lookup",
             "PicassoPackedLookup",
-            [*tables, *ids.tensors, *dense],
+            [*tables, *ids.tensors, *bags.tensors, *dense],
             device=first.device,
             controls={
-                name for lookup in self._lookups for name in lookup.node.controls
+                name
+                for lookup in self._lookups
+                for node in lookup.nodes
+                for name in node.controls
             },
             dtype=self._lookups[0].dtype,
             N=len(tables),
@@ -442,6 +546,7 @@ class _Packer:
             output_stack=[output.stack for output in outputs],
             shape_members=shape_members,
             **ids.attrs(),
+            **bags.attrs(),
         )
 
 

@@ -10,6 +10,7 @@ from picasso_tf.fragments.join import Slice
 from picasso_tf.fragments.sparse_update import UPDATE_OPS, SparseUpdate, match_update
 from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import (
+    BagAttrs,
     IdsAttrs,
     InputList,
     Pass,
@@ -86,6 +87,8 @@ def _inputs(update: SparseUpdate):
     for part in update.parts:
         yield part.ids.source
         yield part.grad.source if isinstance(part.grad, Slice) else part.grad
+        if part.bags is not None:
+            yield from part.bags.tensors()
 
 
 def _volume(update: SparseUpdate) -> int:
@@ -98,13 +101,17 @@ def _volume(update: SparseUpdate) -> int:
 def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
     first = members[0]
     rule = first.rule
-    hyper, grads, ids = InputList(), InputList(), IdsAttrs()
+    hyper, grads, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
     hyper_index, scale_index, slices = [], [], []
     for member in members:
         hyper_index.extend(hyper.position(tensor) for tensor in member.hyper)
         scale_index.append(-1 if member.scale is None else hyper.position(member.scale))
         for part in member.parts:
             ids.append(part.ids)
+            if part.bags is None:
+                bags.append_none()
+            else:
+                bags.append(part.bags, part.combiner, part.zero_filled)
             whole = not isinstance(part.grad, Slice)
             cut_ = Slice(part.grad, -1, 0, 0) if whole else part.grad
             slices.append((grads.position(cut_.source), *dataclasses.astuple(cut_)[1:]))
@@ -128,6 +135,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
             *steps,
             *grads,
             *ids.tensors,
+            *bags.tensors,
         ],
         device=first.node.device,
         controls={
@@ -155,6 +163,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         grad_size=grad_size,
         **dict(first.flags),
         **ids.attrs(),
+        **bags.attrs(),
     )
     for member in members:
         edits.remove(member.node.name, waits_for=name)

@@ -1,0 +1,82 @@
+// Bags: which rows of a table are pooled into which row of the output. A plan
+// is made from a SparseTensor where it lies, once per step and member.
+#ifndef PICASSO_TF_KERNELS_CORE_BAGS_H_
+#define PICASSO_TF_KERNELS_CORE_BAGS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/core/common.h"
+
+namespace picasso {
+
+enum class Combiner { kSum, kMean, kSqrtN };
+
+// The ids of bags, in place. Id number i is in the bag of row i of `rows`: with
+// one column its value, with more the index of its leading columns in a tensor
+// of `shape`, as SparseReshape to a matrix gives it.
+struct SparseIds {
+  IdsView ids;                     // [nnz]
+  const void* rows = nullptr;      // [nnz, columns]
+  bool rows_int64 = true;          // element type of `rows`, else int32_t
+  int64_t columns = 1;             // columns of `rows`
+  const int64_t* shape = nullptr;  // [columns]; null unless `fill`
+  bool weighted = false;           // have the plan keep positions
+  bool prune = false;              // leave out ids below zero, ...
+  // ... and, unless null, those whose weight is not above zero.
+  bool (*above_zero)(const void* weights, int64_t i) = nullptr;
+  const void* weights = nullptr;  // for above_zero
+  bool fill = false;              // one bag for each row of `shape`; those
+                                  // without ids hold default_id, weight 1
+  int64_t default_id = 0;
+};
+
+// What may be wrong with the rows, and where.
+struct BagError {
+  enum Kind { kNone, kOutOfRange, kNotIncreasing, kNegative, kNoRows };
+  Kind kind = kNone;
+  int64_t position = 0;
+  int64_t value = 0;
+};
+
+// The ids of each bag, in the order in which TensorFlow pools them.
+class BagPlan {
+ public:
+  // Without `fill` the bags end with the last id, and rows must not decrease.
+  BagError Build(const SparseIds& source);
+
+  int64_t bags() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
+  // [bags + 1]: bag b has entries [offsets[b], offsets[b + 1]).
+  const int64_t* offsets() const { return offsets_.data(); }
+  const int64_t* ids() const { return ids_.data(); }  // [size]
+  // Position of each entry in the source; -1 for a default id. Empty unless the
+  // source has weights.
+  const std::vector<int64_t>& positions() const { return positions_; }
+  // Whether bag b had no id and was filled.
+  bool filled(int64_t b) const { return any_filled_ && filled_[b] != 0; }
+  bool any_filled() const { return any_filled_; }
+
+ private:
+  template <typename Id, typename Row>
+  BagError BuildFrom(const SparseIds& source);
+
+  std::vector<int64_t> offsets_ = {0};
+  std::vector<int64_t> ids_;
+  std::vector<int64_t> positions_;
+  std::vector<char> filled_;
+  std::vector<int64_t> row_of_;  // scratch: bag of each id, -1: left out
+  bool any_filled_ = false;
+};
+
+// The factor of TensorFlow's gradient for a bag of n ids.
+inline double GradScale(Combiner combiner, int64_t n) {
+  const double count = n > 0 ? static_cast<double>(n) : 1.0;
+  if (combiner == Combiner::kMean) return 1.0 / count;
+  if (combiner == Combiner::kSqrtN) return 1.0 / __builtin_sqrt(count);
+  return 1.0;
+}
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_BAGS_H_

@@ -1,0 +1,170 @@
+// Pooling of bags, bit by bit as TensorFlow's CPU kernels do it.
+#ifndef PICASSO_TF_KERNELS_CORE_POOL_H_
+#define PICASSO_TF_KERNELS_CORE_POOL_H_
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/core/bag_weights.h"
+#include "kernels/core/lookup.h"
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace picasso {
+namespace pool_internal {
+
+template <typename T>
+struct Bag {
+  const T* table;
+  const int64_t* ids;
+  int64_t count;
+  int64_t dim;
+
+  const T* row(int64_t i) const { return table + ids[i] * dim; }
+};
+
+// The sum of rows [from, from + count) of a bag at column j, in their order.
+template <typename P, typename T>
+inline P SumOf(const Bag<T>& bag, int64_t from, int64_t count, int64_t j) {
+  using Eigen::internal::padd;
+  using Eigen::internal::ploadu;
+  if constexpr (std::is_same_v<P, Sum<T>>) {
+    P sum = static_cast<P>(bag.row(from)[j]);
+    for (int64_t i = 1; i < count; ++i) {
+      sum = sum + static_cast<P>(bag.row(from + i)[j]);
+    }
+    return sum;
+  } else {
+    P sum = ploadu<P>(bag.row(from) + j);
+    for (int64_t i = 1; i < count; ++i) {
+      sum = padd(sum, ploadu<P>(bag.row(from + i) + j));
+    }
+    return sum;
+  }
+}
+
+// One column (or packet of columns) of SparseSegment{Sum,Mean,SqrtN}: first
+// n mod 8 rows (8 for 0, 9 for 1), then chunks of 8. Small bags are multiplied
+// by the reciprocal of their divisor, others divided by it.
+template <typename P, typename T>
+inline P Pooled(const Bag<T>& bag, Sum<T> factor, Sum<T> divisor, int64_t j) {
+  using Eigen::internal::pset1;
+  const int64_t rest = bag.count & 7;
+  int64_t done = rest < 2 ? rest + 8 : rest;
+  P sum = SumOf<P, T>(bag, 0, done, j);
+  sum = Eigen::internal::pmul(sum, pset1<P>(factor));
+  for (; done < bag.count; done += 8) {
+    sum = Eigen::internal::padd(sum, SumOf<P, T>(bag, done, 8, j));
+  }
+  if (divisor != Sum<T>(1)) sum = Eigen::internal::pdiv(sum, pset1<P>(divisor));
+  return sum;
+}
+
+template <typename T>
+void PoolOne(const Bag<T>& bag, Combiner combiner, T* to) {
+  if (bag.count == 0) {
+    std::memset(static_cast<void*>(to), 0, bag.dim * sizeof(T));
+    return;
+  }
+  if (bag.count == 1) {
+    std::memcpy(static_cast<void*>(to), bag.row(0), bag.dim * sizeof(T));
+    return;
+  }
+  Sum<T> divisor(1);
+  if (combiner == Combiner::kMean) divisor = Sum<T>(bag.count);
+  if (combiner == Combiner::kSqrtN) divisor = Sum<T>(std::sqrt(bag.count));
+  Sum<T> factor(1);
+  if (bag.count < 10) {
+    factor = Sum<T>(1) / divisor;
+    divisor = Sum<T>(1);
+  }
+  int64_t j = 0;
+  if constexpr (std::is_same_v<T, Sum<T>>) {
+    using P = typename Eigen::internal::packet_traits<T>::type;
+    constexpr int64_t kSize = Eigen::internal::packet_traits<T>::size;
+    for (; j + kSize <= bag.dim; j += kSize) {
+      Eigen::internal::pstoreu(to + j, Pooled<P, T>(bag, factor, divisor, j));
+    }
+  }
+  for (; j < bag.dim; ++j) {
+    to[j] = static_cast<T>(Pooled<Sum<T>, T>(bag, factor, divisor, j));
+  }
+}
+
+// A bag with weights; `products` is scratch.
+template <typename T>
+void PoolWeighted(const Bag<T>& bag, const Sum<T>* weights,
+                  const Sum<T>* divisor, std::vector<Sum<T>>* products, T* to) {
+  using S = Sum<T>;
+  if (bag.count == 0) {
+    std::memset(static_cast<void*>(to), 0, bag.dim * sizeof(T));
+    return;
+  }
+  products->resize((bag.count + 1) * bag.dim);
+  S* const sum = products->data();
+  S* product = sum + bag.dim;
+  for (int64_t i = 0; i < bag.count; ++i) {
+    const T* row = bag.row(i);
+    for (int64_t j = 0; j < bag.dim; ++j) {
+      *product++ = static_cast<S>(row[j]) * weights[i];
+    }
+  }
+  SegmentSum(sum + bag.dim, bag.count, bag.dim, sum);
+  for (int64_t j = 0; j < bag.dim; ++j) {
+    to[j] = static_cast<T>(divisor == nullptr ? sum[j]
+                                              : DivNoNan(sum[j], *divisor));
+  }
+}
+
+}  // namespace pool_internal
+
+// Fills the chunks of outer indices [begin, end) of a member that has a plan;
+// returns the position in the plan of the first bad id, or -1.
+template <typename T>
+int64_t PoolRows(const LookupMember& m, int64_t begin, int64_t end) {
+  const BagPlan& plan = *m.plan;
+  const int64_t dim = m.row_bytes / sizeof(T);
+  if (dim == 0) return -1;
+  const int64_t inner = m.chunk_bytes / m.row_bytes;
+  const int64_t* offsets = plan.offsets();
+  const int64_t last = offsets[end * inner];
+  constexpr int64_t kAhead = 16;
+  int64_t asked = offsets[begin * inner];
+  const auto* weights = static_cast<const BagWeights<Sum<T>>*>(m.weights);
+  std::vector<Sum<T>> products;
+  for (int64_t o = begin; o < end; ++o) {
+    T* to = reinterpret_cast<T*>(m.output + o * m.output_stride);
+    for (int64_t b = o * inner; b < (o + 1) * inner; ++b, to += dim) {
+      const int64_t from = offsets[b], stop = offsets[b + 1];
+      for (; asked < last && asked < stop + kAhead; ++asked) {
+        const int64_t id = plan.ids()[asked];
+        if (!InRange(id, m.rows)) return asked;
+        __builtin_prefetch(m.table + id * m.row_bytes);
+        if (m.row_bytes > 64) {
+          __builtin_prefetch(m.table + id * m.row_bytes + 64);
+        }
+      }
+      const T* table = reinterpret_cast<const T*>(m.table);
+      if (m.zero_filled && plan.filled(b)) {
+        std::memset(static_cast<void*>(to), 0, dim * sizeof(T));
+        continue;
+      }
+      const pool_internal::Bag<T> bag = {table, plan.ids() + from, stop - from,
+                                         dim};
+      if (weights == nullptr) {
+        pool_internal::PoolOne<T>(bag, m.combiner, to);
+      } else {
+        const Sum<T>* divisors = weights->divisors();
+        pool_internal::PoolWeighted<T>(
+            bag, weights->weights() + from,
+            divisors == nullptr ? nullptr : divisors + b, &products, to);
+      }
+    }
+  }
+  return -1;
+}
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_POOL_H_

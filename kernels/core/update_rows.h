@@ -1,0 +1,128 @@
+// Walking over the gradient rows of an update, and numbering unique ids.
+#ifndef PICASSO_TF_KERNELS_CORE_UPDATE_ROWS_H_
+#define PICASSO_TF_KERNELS_CORE_UPDATE_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/core/update.h"
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace picasso {
+namespace update_internal {
+
+constexpr int64_t kPrefetchDistance = 16;
+
+inline uint64_t Hash(int64_t id) {
+  return static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull;
+}
+
+// Which of `tasks` (a power of two) handles this id.
+inline int64_t TaskOf(int64_t id, int64_t tasks) {
+  return (Hash(id) >> 20) & (tasks - 1);
+}
+
+// Calls visit(id, grad row) for the ids of the member that belong to `task`,
+// in graph order.
+template <typename T, typename Id, typename Visit>
+void ForEachRowOf(const UpdatePart<T>& part, int64_t dim, int64_t task,
+                  int64_t tasks, const Visit& visit) {
+  const IdsReader<Id> ids(part.ids);
+  const T* chunk = part.grad;
+  int64_t j = 0;
+  for (int64_t i = 0; i < part.ids.size; ++i) {
+    const int64_t id = ids[i];
+    if (tasks == 1 || TaskOf(id, tasks) == task) visit(id, chunk + j * dim);
+    if (++j == part.inner) {
+      j = 0;
+      chunk += part.stride;
+    }
+  }
+}
+
+template <typename T, typename Visit>
+void ForEachRow(const UpdateMember<T>& m, int64_t task, const Visit& visit) {
+  for (int64_t p = 0; p < m.part_count; ++p) {
+    const UpdatePart<T>& part = m.parts[p];
+    if (part.ids.is_int64) {
+      ForEachRowOf<T, int64_t>(part, m.dim, task, m.tasks, visit);
+    } else {
+      ForEachRowOf<T, int32_t>(part, m.dim, task, m.tasks, visit);
+    }
+  }
+}
+
+template <typename T>
+inline void PrefetchRow(const T* table, int64_t row, int64_t dim) {
+  const T* p = table + row * dim;
+  __builtin_prefetch(p, 1);
+  if (dim * sizeof(T) > 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + 64, 1);
+  }
+}
+
+template <typename T>
+void PrefetchRows(const UpdateMember<T>& m, int64_t row) {
+  PrefetchRow(m.var, row, m.dim);
+  for (int k = 0; k < kMaxSlots && m.slots[k] != nullptr; ++k) {
+    PrefetchRow(m.slots[k], row, m.dim);
+  }
+}
+
+// Numbers distinct ids in the order in which they come. The memory is kept from
+// use to use.
+class UniqueIds {
+ public:
+  // For at most `count` ids.
+  void Reset(int64_t count) {
+    int bits = 4;
+    while ((int64_t{1} << bits) < 2 * count) ++bits;
+    shift_ = 64 - bits;
+    mask_ = (uint64_t{1} << bits) - 1;
+    map_.assign(int64_t{1} << bits, -1);
+    ids_.clear();
+  }
+
+  // The number of `id`; calls on_new(id) when it is seen for the first time.
+  template <typename OnNew>
+  int32_t Position(int64_t id, const OnNew& on_new) {
+    uint64_t at = Hash(id) >> shift_;
+    int32_t unique;
+    while ((unique = map_[at]) >= 0 && ids_[unique] != id) {
+      at = (at + 1) & mask_;
+    }
+    if (unique < 0) {
+      unique = map_[at] = static_cast<int32_t>(ids_.size());
+      ids_.push_back(id);
+      on_new(id);
+    }
+    return unique;
+  }
+
+  const std::vector<int64_t>& ids() const { return ids_; }
+
+ private:
+  int shift_ = 60;
+  uint64_t mask_ = 15;
+  std::vector<int32_t> map_;
+  std::vector<int64_t> ids_;
+};
+
+// sum += row, each element rounded to T.
+template <typename T>
+inline void AddTo(T* sum, const T* row, int64_t dim) {
+  using P = typename Eigen::internal::packet_traits<T>::type;
+  constexpr int64_t kSize = Eigen::internal::packet_traits<T>::size;
+  int64_t i = 0;
+  for (; i + kSize <= dim; i += kSize) {
+    const P a = Eigen::internal::ploadu<P>(sum + i);
+    const P b = Eigen::internal::ploadu<P>(row + i);
+    Eigen::internal::pstoreu(sum + i, Eigen::internal::padd(a, b));
+  }
+  for (; i < dim; ++i) sum[i] = sum[i] + row[i];
+}
+
+}  // namespace update_internal
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_UPDATE_ROWS_H_

@@ -1,0 +1,196 @@
+#include "kernels/ops/bags_layout.h"
+
+#include <unordered_set>
+
+namespace picasso {
+
+using tensorflow::DataType;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Status;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::TensorShapeUtils;
+namespace errors = tensorflow::errors;
+
+namespace {
+
+template <typename W>
+bool AboveZero(const void* weights, int64_t i) {
+  return static_cast<const W*>(weights)[i] > W(0);
+}
+
+Status RowsError(const BagError& error, const std::string& field) {
+  switch (error.kind) {
+    case BagError::kNone:
+      return tensorflow::OkStatus();
+    case BagError::kOutOfRange:
+      return errors::InvalidArgument("indices(", error.position,
+                                     ", 0) is invalid: row ", error.value,
+                                     " is not in the SparseTensor's dense_shape"
+                                     " (field '",
+                                     field, "')");
+    case BagError::kNotIncreasing:
+      return errors::InvalidArgument("segment ids are not increasing (field '",
+                                     field, "', id number ", error.position,
+                                     ")");
+    case BagError::kNegative:
+      return errors::InvalidArgument("segment ids must be >= 0 (field '", field,
+                                     "', id number ", error.position, ")");
+    case BagError::kNoRows:
+      return errors::InvalidArgument(
+          "Received SparseTensor with dense_shape[0] = 0 but "
+          "indices.shape[0] = ",
+          error.value, " (field '", field, "')");
+  }
+  return tensorflow::OkStatus();
+}
+
+template <typename T, typename W>
+void BuildWeights(const Tensor& tensor, Combiner combiner, Bags<T>* bags) {
+  const W* values = tensor.flat<W>().data();
+  bags->weights.Build(bags->plan, combiner, [values](int64_t i) {
+    return static_cast<Sum<T>>(values[i]);
+  });
+}
+
+}  // namespace
+
+Status BagsLayout::Init(OpKernelConstruction* ctx, int count) {
+  std::vector<int> rows;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("bag_rows", &rows));
+  if (rows.empty()) return tensorflow::OkStatus();
+  std::vector<DataType> types;
+  std::vector<std::string> combiner;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("Tsparse", &types));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_rows", count, &rows_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_combiner", count, &combiner));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_shape", count, &shape_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_weights", count, &weights_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_prune", count, &prune_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_prune_weights", count, &prune_weights_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_default_id", count, &default_id_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_zero_filled", count, &zero_filled_));
+  TF_RETURN_IF_ERROR(GetList(ctx, "bag_full_shape", count, &full_shape_));
+  sources_ = types.size();
+  for (int i = 0; i < count; ++i) {
+    for (int source : {rows_[i], shape_[i], weights_[i]}) {
+      if (source < -1 || source >= sources_) {
+        return errors::InvalidArgument("Member ", i, " has no 'sparse' input ",
+                                       source, ".");
+      }
+    }
+    const bool mean = combiner[i] == "mean", sqrtn = combiner[i] == "sqrtn";
+    if (rows_[i] >= 0 && combiner[i] != "sum" && !mean && !sqrtn) {
+      return errors::InvalidArgument("Unknown combiner '", combiner[i], "'.");
+    }
+    if (full_shape_[i] && shape_[i] < 0) {
+      return errors::InvalidArgument("Member ", i, " has no dense shape.");
+    }
+    combiner_.push_back(mean    ? Combiner::kMean
+                        : sqrtn ? Combiner::kSqrtN
+                                : Combiner::kSum);
+  }
+  return tensorflow::OkStatus();
+}
+
+Status BagsLayout::Fill(OpKernelContext* ctx, int first, int i,
+                        const IdsView& ids, SparseIds* source) const {
+  const Tensor& rows = ctx->input(first + rows_[i]);
+  if (rows.dims() < 1 || rows.dims() > 2 || rows.dim_size(0) != ids.size) {
+    return errors::InvalidArgument(
+        "segment_ids and indices should have same size: there are ", ids.size,
+        " ids, and the indices have shape ", rows.shape().DebugString(), ".");
+  }
+  source->ids = ids;
+  source->rows = rows.data();
+  source->rows_int64 = rows.dtype() == tensorflow::DT_INT64;
+  source->columns = rows.dims() == 2 ? rows.dim_size(1) : 1;
+  source->prune = prune_[i];
+  source->weighted = weights_[i] >= 0;
+  if (shape_[i] >= 0) {
+    const Tensor& shape = ctx->input(first + shape_[i]);
+    if (shape.dtype() != tensorflow::DT_INT64 ||
+        !TensorShapeUtils::IsVector(shape.shape()) ||
+        shape.dim_size(0) != source->columns || source->columns < 2) {
+      return errors::InvalidArgument("A SparseTensor's dense_shape of shape ",
+                                     shape.shape().DebugString(),
+                                     " does not go with its indices of shape ",
+                                     rows.shape().DebugString(), ".");
+    }
+    source->fill = true;
+    source->shape = shape.flat<int64_t>().data();
+    source->default_id = default_id_[i];
+  }
+  return tensorflow::OkStatus();
+}
+
+template <typename T>
+Status BagsLayout::Make(OpKernelContext* ctx, int first, int i,
+                        const IdsView& ids, const std::string& field,
+                        Bags<T>* bags) const {
+  SparseIds source;
+  TF_RETURN_IF_ERROR(Fill(ctx, first, i, ids, &source));
+  bags->weighted = source.weighted;
+  if (!source.weighted) return RowsError(bags->plan.Build(source), field);
+
+  const Tensor& weights = ctx->input(first + weights_[i]);
+  if (weights.NumElements() != ids.size) {
+    return errors::InvalidArgument("There are ", ids.size, " ids and ",
+                                   weights.NumElements(), " weights (field '",
+                                   field, "').");
+  }
+  source.weights = weights.data();
+  const auto build = [&](auto zero) {
+    using W = decltype(zero);
+    if (prune_weights_[i]) source.above_zero = &AboveZero<W>;
+    TF_RETURN_IF_ERROR(RowsError(bags->plan.Build(source), field));
+    BuildWeights<T, W>(weights, combiner_[i], bags);
+    return tensorflow::OkStatus();
+  };
+  switch (weights.dtype()) {
+    case tensorflow::DT_HALF:
+      return build(Eigen::half(0));
+    case tensorflow::DT_BFLOAT16:
+      return build(Eigen::bfloat16(0));
+    case tensorflow::DT_FLOAT:
+      return build(float{0});
+    case tensorflow::DT_DOUBLE:
+      return build(double{0});
+    default:
+      return errors::InvalidArgument(
+          "Weights of type ", tensorflow::DataTypeString(weights.dtype()));
+  }
+}
+
+Status BagsLayout::Shape(OpKernelContext* ctx, int first, int i,
+                         const BagPlan& plan, TensorShape* shape) const {
+  *shape = TensorShape();
+  if (!full_shape_[i]) return shape->AddDimWithStatus(plan.bags());
+  const auto sizes = ctx->input(first + shape_[i]).flat<int64_t>();
+  for (int64_t d = 0; d + 1 < sizes.size(); ++d) {
+    TF_RETURN_IF_ERROR(shape->AddDimWithStatus(sizes(d)));
+  }
+  return tensorflow::OkStatus();
+}
+
+Status BadBagIdError(const BadId& bad, const BagPlan& plan, int64_t rows,
+                     const std::string& field) {
+  const std::unordered_set<int64_t> before(plan.ids(),
+                                           plan.ids() + bad.position);
+  const int64_t unique = before.size();
+  return BadIdError({bad.member, unique, bad.value}, TensorShape({unique + 1}),
+                    rows, field);
+}
+
+#define INSTANTIATE(T)                                                    \
+  template Status BagsLayout::Make<T>(OpKernelContext*, int, int,         \
+                                      const IdsView&, const std::string&, \
+                                      Bags<T>*) const
+INSTANTIATE(float);
+INSTANTIATE(double);
+INSTANTIATE(Eigen::half);
+INSTANTIATE(Eigen::bfloat16);
+#undef INSTANTIATE
+
+}  // namespace picasso

@@ -1,0 +1,72 @@
+// Bags in the packed kernels: which inputs make up the SparseTensors of the
+// members that pool.
+#ifndef PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
+#define PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
+
+#include <string>
+#include <vector>
+
+#include "kernels/core/bag_weights.h"
+#include "kernels/core/bags.h"
+#include "kernels/ops/pack_common.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace picasso {
+
+// The ids of one member's bags, made anew each step.
+template <typename T>
+struct Bags {
+  BagPlan plan;
+  BagWeights<Sum<T>> weights;
+  bool weighted = false;
+};
+
+// The bag_* attributes of the packed ops, each list with one entry per member
+// (or part), or none at all if no member pools; see register_ops.cc.
+class BagsLayout {
+ public:
+  tensorflow::Status Init(tensorflow::OpKernelConstruction* ctx, int count);
+
+  bool any() const { return !rows_.empty(); }
+  bool is_bag(int i) const { return any() && rows_[i] >= 0; }
+  Combiner combiner(int i) const { return combiner_[i]; }
+  bool zero_filled(int i) const { return zero_filled_[i]; }
+  bool full_shape(int i) const { return full_shape_[i]; }
+
+  // Makes the bags of member i from its ids and the "sparse" inputs, which
+  // begin at `first`.
+  template <typename T>
+  tensorflow::Status Make(tensorflow::OpKernelContext* ctx, int first, int i,
+                          const IdsView& ids, const std::string& field,
+                          Bags<T>* bags) const;
+
+  // Shape of the bags of member i: all but the last dimension of its
+  // SparseTensor, or one dimension.
+  tensorflow::Status Shape(tensorflow::OpKernelContext* ctx, int first, int i,
+                           const BagPlan& plan,
+                           tensorflow::TensorShape* shape) const;
+
+ private:
+  tensorflow::Status Fill(tensorflow::OpKernelContext* ctx, int first, int i,
+                          const IdsView& ids, SparseIds* source) const;
+
+  int sources_ = 0;
+  std::vector<Combiner> combiner_;
+  std::vector<int> rows_;     // input with the indices or segment ids; -1: none
+  std::vector<int> shape_;    // input with the dense shape; -1: none
+  std::vector<int> weights_;  // input with the weights; -1: none
+  std::vector<bool> prune_;
+  std::vector<bool> prune_weights_;
+  std::vector<int64_t> default_id_;
+  std::vector<bool> zero_filled_;
+  std::vector<bool> full_shape_;
+};
+
+// InvalidArgument for a bad id of a plan; its position is that among the unique
+// ids, which TensorFlow looks up.
+tensorflow::Status BadBagIdError(const BadId& bad, const BagPlan& plan,
+                                 int64_t rows, const std::string& field);
+
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
