@@ -24,6 +24,7 @@ class Edits:
         self.moved: dict[str, str] = {}
         self._tensors: dict[Tensor, Tensor] = {}
         self._stand_ins: dict[str, Tensor] = {}
+        self._named: dict[str, Tensor] = {}
         self._controls: dict[str, str] = {}
         self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
 
@@ -66,6 +67,11 @@ class Edits:
         else:
             self._tensors[old] = new
 
+    def replace_under_name(self, old: Tensor, new: Tensor) -> None:
+        """Everyone who read `old`, the one output of a node that is removed, reads
+        `new` through a PicassoResult of that node's name."""
+        self._named[old[0]] = new
+
     def is_replaced(self, tensor: Tensor) -> bool:
         return tensor in self._tensors or tensor[0] in self._stand_ins
 
@@ -93,6 +99,8 @@ class Edits:
             if name in self._removed:
                 if name in view.preserve:
                     kept.append(self._stand_in(node))
+                elif name in self._named:
+                    kept.append(self._named_result(node))
                 continue
             kept.append(self._rewired(self._with_inputs(node)))
         kept.extend(self._rewired(node) for node in self._added)
@@ -123,6 +131,15 @@ class Edits:
             dtype = node.copy_attr("dtype") or node.copy_attr("T")
             stand_in.attr["T"].CopyFrom(dtype)
         return stand_in
+
+    def _named_result(self, node: Node) -> node_def_pb2.NodeDef:
+        result = node_def_pb2.NodeDef(
+            name=node.name, op="PicassoResult", device=node.device
+        )
+        result.input.append(tensor_name(self._named[node.name]))
+        dtype = node.copy_attr("dtype") or node.copy_attr("T")
+        result.attr["T"].CopyFrom(dtype)
+        return result
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
         edges = []

@@ -17,23 +17,73 @@ namespace errors = tensorflow::errors;
 
 namespace {
 
-// Shape of one member as its consumers see it; unknown where it must be.
-Status MemberShape(InferenceContext* c, int table, int ids_input, bool whole,
-                   bool bags, const PartialTensorShape& declared,
-                   ShapeHandle* shape) {
-  if (!declared.unknown_rank()) {
-    return c->MakeShapeFromPartialTensorShape(declared, shape);
+// Elements behind the first dimension; -1: not known.
+int64_t ElementsBehind(InferenceContext* c, ShapeHandle shape) {
+  int64_t elements = 1;
+  for (int d = 1; d < c->Rank(shape); ++d) {
+    const int64_t size = c->Value(c->Dim(shape, d));
+    if (size < 0) return -1;
+    elements *= size;
   }
-  *shape = c->UnknownShape();
-  if (bags) return tensorflow::OkStatus();
+  return elements;
+}
+
+// What TensorFlow's optimizers can tell of a graph's shapes decides what they
+// simplify and how they associate factors. So that results keep their bits, no
+// less must be known of a packed op's outputs than of the ops in its place, and
+// that includes which unknown dimensions are one and the same.
+
+// Shape of a lookup as its consumers see it; unknown where it must be.
+Status LookupShape(InferenceContext* c, int table, int ids_input, int width,
+                   const PartialTensorShape& declared, ShapeHandle* shape) {
+  const ShapeHandle ids = c->input(ids_input);
   const auto* handle = c->input_handle_shapes_and_types(table);
-  if (!whole || handle == nullptr || handle->empty() ||
-      !c->RankKnown((*handle)[0].shape) || !c->RankKnown(c->input(ids_input))) {
+  const bool known_row =
+      handle != nullptr && !handle->empty() && c->RankKnown((*handle)[0].shape);
+  if (declared.unknown_rank()) {
+    *shape = c->UnknownShape();
+    if (width >= 0 || !known_row || !c->RankKnown(ids)) {
+      return tensorflow::OkStatus();
+    }
+    ShapeHandle row;
+    TF_RETURN_IF_ERROR(c->Subshape((*handle)[0].shape, 1, &row));
+    return c->Concatenate(ids, row, shape);
+  }
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(declared, shape));
+  if (!known_row || !c->RankKnown(ids) || c->Rank(ids) < 1 ||
+      c->Rank(*shape) < 1 || c->ValueKnown(c->Dim(*shape, 0))) {
     return tensorflow::OkStatus();
   }
-  ShapeHandle row;
+  // Where the rest has as many elements as an id's rows, the first dimensions
+  // of ids and result are one.
+  const int64_t of_ids = width >= 0 ? width : ElementsBehind(c, ids);
+  const int64_t of_row = ElementsBehind(c, (*handle)[0].shape);
+  const int64_t of_result = ElementsBehind(c, *shape);
+  if (of_ids < 0 || of_row < 0 || of_ids * of_row != of_result) {
+    return tensorflow::OkStatus();
+  }
+  return c->ReplaceDim(*shape, 0, c->Dim(ids, 0), shape);
+}
+
+// Shape of pooled rows. dense_shape: the input with the shape of the
+// SparseTensor, -1 if there is none.
+Status BagShape(InferenceContext* c, int dense_shape, bool full,
+                const PartialTensorShape& declared, int table,
+                ShapeHandle* shape) {
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(declared, shape));
+  if (dense_shape < 0) return tensorflow::OkStatus();
+  ShapeHandle sparse, leading, row;
+  TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(dense_shape, &sparse));
+  const auto* handle = c->input_handle_shapes_and_types(table);
+  if (!c->RankKnown(sparse) || c->Rank(sparse) < 2 || handle == nullptr ||
+      handle->empty() || !c->RankKnown((*handle)[0].shape)) {
+    return tensorflow::OkStatus();
+  }
+  if (!full && c->Rank(sparse) != 2) return tensorflow::OkStatus();
+  TF_RETURN_IF_ERROR(c->Subshape(sparse, 0, -1, &leading));
   TF_RETURN_IF_ERROR(c->Subshape((*handle)[0].shape, 1, &row));
-  return c->Concatenate(c->input(ids_input), row, shape);
+  TF_RETURN_IF_ERROR(c->Concatenate(leading, row, &leading));
+  return c->Merge(leading, *shape, shape);
 }
 
 Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
@@ -54,9 +104,18 @@ Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
       TF_RETURN_IF_ERROR(c->Add(size, c->Dim(shape, axis), &size));
     }
   }
+  // As tf.concat does: what is known of one is known of all.
   ShapeHandle before, after;
+  const int behind = stack ? axis : axis + 1;
   TF_RETURN_IF_ERROR(c->Subshape(members[0], 0, axis, &before));
-  TF_RETURN_IF_ERROR(c->Subshape(members[0], stack ? axis : axis + 1, &after));
+  TF_RETURN_IF_ERROR(c->Subshape(members[0], behind, &after));
+  for (size_t i = 1; i < members.size(); ++i) {
+    ShapeHandle part;
+    TF_RETURN_IF_ERROR(c->Subshape(members[i], 0, axis, &part));
+    TF_RETURN_IF_ERROR(c->Merge(before, part, &before));
+    TF_RETURN_IF_ERROR(c->Subshape(members[i], behind, &part));
+    TF_RETURN_IF_ERROR(c->Merge(after, part, &after));
+  }
   TF_RETURN_IF_ERROR(c->Concatenate(before, c->Vector(size), &before));
   return c->Concatenate(before, after, joined);
 }
@@ -65,7 +124,8 @@ Status LookupShapes(InferenceContext* c) {
   int tables = 0, outputs = 0;
   std::vector<tensorflow::DataType> id_types;
   std::vector<int> member_table, ids_source, ids_width, output_members;
-  std::vector<int> chunk_dims, shape_members, bag_rows;
+  std::vector<int> chunk_dims, shape_members, bag_rows, bag_shape;
+  std::vector<bool> bag_full_shape;
   std::vector<tensorflow::DataType> sparse_types;
   std::vector<bool> stack;
   std::vector<PartialTensorShape> member_shape;
@@ -81,11 +141,15 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("output_stack", &stack));
   TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_shape", &bag_shape));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_full_shape", &bag_full_shape));
   TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
-      (!bag_rows.empty() && bag_rows.size() != count) ||
+      (!bag_rows.empty() &&
+       (bag_rows.size() != count || bag_shape.size() != count ||
+        bag_full_shape.size() != count)) ||
       static_cast<int>(output_members.size()) != outputs ||
       static_cast<int>(chunk_dims.size()) != outputs ||
       static_cast<int>(stack.size()) != outputs) {
@@ -107,10 +171,19 @@ Status LookupShapes(InferenceContext* c) {
           ids_source[i] >= static_cast<int>(id_types.size())) {
         return errors::InvalidArgument("Member ", i, " has no input.");
       }
-      const bool bags = !bag_rows.empty() && bag_rows[i] >= 0;
-      TF_RETURN_IF_ERROR(MemberShape(c, t, tables + ids_source[i],
-                                     ids_width[i] < 0, bags, member_shape[i],
-                                     &shapes[i]));
+      if (bag_rows.empty() || bag_rows[i] < 0) {
+        TF_RETURN_IF_ERROR(LookupShape(c, t, tables + ids_source[i],
+                                       ids_width[i], member_shape[i],
+                                       &shapes[i]));
+        continue;
+      }
+      const int first_sparse = tables + id_types.size();
+      const int sizes = bag_shape[i] < 0 ? -1 : first_sparse + bag_shape[i];
+      if (sizes >= first_dense) {
+        return errors::InvalidArgument("Member ", i, " has no input.");
+      }
+      TF_RETURN_IF_ERROR(BagShape(c, sizes, bag_full_shape[i], member_shape[i],
+                                  t, &shapes[i]));
     }
   }
   size_t next = 0;

@@ -284,7 +284,7 @@ class _Packer:
                 continue
             index = own.get(result.lookup.node.name)
             if index is not None:
-                self._edits.replace_tensor(result.tensor, (name, index))
+                self._replace(result.tensor, (name, index))
             self._edits.remove(result.tensor[0], waits_for=name)
         for lookup in self._lookups:
             if lookup.bag is not None:
@@ -300,6 +300,18 @@ class _Packer:
             sum(_volume(lookup) for lookup in self._lookups),
             f"{folded} joins folded" if folded else "",
         )
+
+    def _replace(self, tensor: Tensor, new: Tensor) -> None:
+        view = self._view
+        # The order in which TensorFlow's optimizers add hangs on names.
+        summed = any(
+            reader.op == "AddN" and len(reader.inputs) > 2
+            for reader, _ in view.consumers(tensor)
+        )
+        if summed and tensor[0] not in view.preserve:
+            self._edits.replace_under_name(tensor, new)
+        else:
+            self._edits.replace_tensor(tensor, new)
 
     # -- joins -------------------------------------------------------------
 
