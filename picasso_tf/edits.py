@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import dtypes
+from tensorflow.python.framework import dtypes, op_def_registry
 
 from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
 
@@ -119,8 +119,7 @@ class Edits:
         else:
             stand_in.op = "Identity"
             stand_in.input.append(tensor_name(replacement))
-            dtype = node.copy_attr("dtype") or node.copy_attr("T")
-            stand_in.attr["T"].CopyFrom(dtype)
+            stand_in.attr["T"].CopyFrom(_type_of_output(node))
         return stand_in
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
@@ -187,6 +186,14 @@ class Edits:
         return [node for node in nodes if node.name not in dropped]
 
 
+def _type_of_output(node: Node) -> attr_value_pb2.AttrValue:
+    """The type of the first output."""
+    output = op_def_registry.get(node.op).output_arg[0]
+    if output.type_attr:
+        return node.copy_attr(output.type_attr)
+    return attr_value_pb2.AttrValue(type=output.type)
+
+
 def _edge_node(edge: str) -> str:
     return edge.lstrip("^").partition(":")[0]
 
@@ -230,6 +237,8 @@ def _fill_list(items, values: Sequence[Any]) -> None:
             items.b.append(value)
         elif isinstance(value, int):
             items.i.append(value)
+        elif isinstance(value, float):
+            items.f.append(value)
         elif isinstance(value, str):
             items.s.append(value.encode())
         elif isinstance(value, dtypes.DType):
