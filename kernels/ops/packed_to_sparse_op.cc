@@ -99,7 +99,7 @@ class PackedDenseToSparseOp : public PackedKernel {
                                      member->dims.size());
     }
     if (member->dims.size() > 7) {
-      return errors::Unimplemented(
+      return errors::InvalidArgument(
           "Only indices.shape[-1] values between 1 and 7 are currently "
           "supported.  Requested rank: ",
           member->dims.size());

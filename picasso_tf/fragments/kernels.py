@@ -83,7 +83,7 @@ class _Chain:
                 return value
             if node.op == "Cast":
                 source, target = node.attr("SrcT"), node.attr("DstT")
-                if not (source.is_integer and target.is_integer):
+                if source.is_bool or (source.is_floating and not target.is_floating):
                     return None
                 casts.append(target)
             elif node.op not in FORWARDING:
@@ -214,9 +214,13 @@ def match_range_check(view: GraphView, select: Node) -> Kernel | str | None:
         return f"type {dtype.name} is not packed"
     source, narrow = x, dtype
     cast = view.producer(x)
-    if cast is not None and cast.op == "Cast" and dtype == dtypes.int64:
-        if cast.attr("SrcT") == dtypes.int32 and chain.op(x, "Cast") is not None:
-            source, narrow = cast.inputs[0], dtypes.int32
+    if (
+        dtype == dtypes.int64
+        and cast is not None
+        and cast.attr("SrcT") == dtypes.int32
+        and chain.op(x, "Cast") is not None
+    ):
+        source, narrow = cast.inputs[0], dtypes.int32
     return Kernel(
         node=select,
         replaced=(select,),

@@ -7,6 +7,7 @@ What is packed is data: `KINDS`. Each kind says how one member is found
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +20,9 @@ from picasso_tf.fragments.kernels import Kernel
 from picasso_tf.graph import GraphView, Node, Tensor
 from picasso_tf.passes.base import Pass, PassResult, add_pack, group
 from picasso_tf.report import Pack
+
+# Levels are found again so often at most, once members without equals are known.
+_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,22 +135,7 @@ class PackKernels(Pass):
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
         found = self._find(view, result)
-        try:
-            levels = _levels(view, [kernel for _, kernel in found])
-        except ValueError:
-            # Control edges can forbid to compute at once what is not one node.
-            for _, kernel in found:
-                if len(kernel.replaced) > 1:
-                    result.skip(kernel.node, "packed as a whole, it closes a cycle")
-            found = [entry for entry in found if len(entry[1].replaced) == 1]
-            levels = _levels(view, [kernel for _, kernel in found])
-        groups = group(
-            view,
-            levels,
-            found,
-            lambda entry: entry[1].node,
-            lambda entry: (entry[0].name, entry[1].agree),
-        )
+        groups = _grouped(view, found, result)
         packer = _Packer(view)
         for _, members in sorted(groups, key=lambda item: item[0]):
             kind = members[0][0]
@@ -154,11 +143,8 @@ class PackKernels(Pass):
             if pack is not None:
                 result.packs.append(pack)
                 continue
-            for _, kernel in members:
-                result.skip(
-                    kernel.node,
-                    f"no other {kind.name} of its type, device and level",
-                )
+            for entry in members:
+                _skip_lone(entry, result)
         result.apply(packer.edits)
         return result
 
@@ -184,6 +170,45 @@ class PackKernels(Pass):
                 found.append((kind, kernel))
         absorbed = {name for _, kernel in found for name in kernel.absorbed}
         return [entry for entry in found if entry[1].node.name not in absorbed]
+
+
+def _skip_lone(entry: tuple[Kind, Kernel], result: PassResult) -> None:
+    kind, kernel = entry
+    result.skip(kernel.node, f"no other {kind.name} of its type, device and level")
+
+
+def _grouped(view: GraphView, found: list[tuple[Kind, Kernel]], result: PassResult):
+    """Members by what they agree in, with their level; see `group`."""
+    for round_ in itertools.count():
+        try:
+            levels = _levels(view, [kernel for _, kernel in found])
+        except ValueError:
+            # Control edges can forbid to compute at once what is not one node.
+            for _, kernel in found:
+                if len(kernel.replaced) > 1:
+                    result.skip(kernel.node, "packed as a whole, it closes a cycle")
+            found = [entry for entry in found if len(entry[1].replaced) == 1]
+            continue
+        groups = group(
+            view,
+            levels,
+            found,
+            lambda entry: entry[1].node,
+            lambda entry: (entry[0].name, entry[1].agree),
+        )
+        lone = {}
+        for level, members in groups:
+            if len(members) == 1:
+                kind = KINDS.index(members[0][0])
+                lone.setdefault((level, kind), []).append(members[0])
+        if not lone or round_ == _ROUNDS:
+            return groups
+        # The first stay as they are, and no longer keep apart what reads them.
+        lone = lone[min(lone)]
+        for entry in lone:
+            _skip_lone(entry, result)
+        alone = {kernel.node.name for _, kernel in lone}
+        found = [entry for entry in found if entry[1].node.name not in alone]
 
 
 def _keeps_guard(view: GraphView, kernel: Kernel) -> bool:
