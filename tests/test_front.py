@@ -350,9 +350,9 @@ def test_find_in_a_table_that_is_not_initialized():
         found = [tf.identity(string_table(["a"]).lookup(x)) for x in xs]
     for options in (None, STRICT):
         config = picasso_tf.session_config(options=options) if options else None
-        with tf1.Session(graph=graph, config=config) as session:
-            with pytest.raises(tf.errors.FailedPreconditionError, match="initialized"):
-                session.run(found, {key: ["a"] for key in xs})
+        failing = pytest.raises(tf.errors.FailedPreconditionError, match="initialized")
+        with tf1.Session(graph=graph, config=config) as session, failing:
+            session.run(found, {key: ["a"] for key in xs})
 
 
 # -- feature columns -----------------------------------------------------------------
@@ -649,6 +649,30 @@ def test_golden():
         path.write_text(text)
         pytest.fail(f"{path.name} was missing and has been written: read it")
     assert text == path.read_text()
+
+
+def test_gradient():
+    """Of the values of float members, as of the ops that they replace."""
+    ops = picasso_tf.load_ops()
+    x, y = (tf.constant(v) for v in ([[0.0, 2.0], [3.0, 0.0]], [1.0, 0.0, 4.0]))
+
+    @tf.function
+    def gradients(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            packed = ops.picasso_packed_dense_to_sparse(
+                dense=[x, y],
+                ignore=tf.make_tensor_proto([0.0, 0.0]),
+                expand=[0, -1],
+                expanded=[False, True],
+                pack="test_gradient",
+            )
+            loss = tf.reduce_sum(packed.values[0] ** 2)
+            loss += tf.reduce_sum(packed.values[1] ** 3)
+        return tape.gradient(loss, [x, y])
+
+    got = gradients(x, y)
+    assert_same(got, [2 * x, 3 * y**2])
 
 
 @pytest.mark.parametrize("count", [1, 2000])
