@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import dtypes, tensor_util
+from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
 from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
 
@@ -128,8 +128,7 @@ class Edits:
         else:
             stand_in.op = "Identity"
             stand_in.input.append(tensor_name(replacement))
-            dtype = node.copy_attr("dtype") or node.copy_attr("T")
-            stand_in.attr["T"].CopyFrom(dtype)
+            stand_in.attr["T"].CopyFrom(_type_of_output(node))
         return stand_in
 
     def _named_result(self, node: Node) -> node_def_pb2.NodeDef:
@@ -137,8 +136,7 @@ class Edits:
             name=node.name, op="PicassoResult", device=node.device
         )
         result.input.append(tensor_name(self._named[node.name]))
-        dtype = node.copy_attr("dtype") or node.copy_attr("T")
-        result.attr["T"].CopyFrom(dtype)
+        result.attr["T"].CopyFrom(_type_of_output(node))
         return result
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
@@ -205,6 +203,14 @@ class Edits:
         return [node for node in nodes if node.name not in dropped]
 
 
+def _type_of_output(node: Node) -> attr_value_pb2.AttrValue:
+    """The type of the first output."""
+    output = op_def_registry.get(node.op).output_arg[0]
+    if output.type_attr:
+        return node.copy_attr(output.type_attr)
+    return attr_value_pb2.AttrValue(type=output.type)
+
+
 def _edge_node(edge: str) -> str:
     return edge.lstrip("^").partition(":")[0]
 
@@ -250,6 +256,8 @@ def _fill_list(items, values: Sequence[Any]) -> None:
             items.b.append(value)
         elif isinstance(value, int):
             items.i.append(value)
+        elif isinstance(value, float):
+            items.f.append(value)
         elif isinstance(value, str):
             items.s.append(value.encode())
         elif isinstance(value, dtypes.DType):

@@ -1,4 +1,4 @@
-"""The gradient of PicassoPackedLookup.
+"""The gradients of packed ops.
 
 Rewrites at run time see backward ops already, so this serves converted
 SavedModels that are trained further.
@@ -9,6 +9,26 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
+
+for _op in ("HashBucket", "Bucketize", "RangeCheck", "TableFind"):
+    # Text and integers, or, as stock's Bucketize, steps.
+    ops.NotDifferentiable(f"PicassoPacked{_op}")
+
+
+@ops.RegisterGradient("PicassoPackedDenseToSparse")
+def _packed_dense_to_sparse_grad(op, *grads):
+    """What was left out has no gradient; the rest has that of its value."""
+    count = op.get_attr("N")
+    results = []
+    for i, dense in enumerate(op.inputs):
+        grad = grads[count + i]
+        if grad is not None and dense.dtype.is_floating:
+            indices, shape = op.outputs[i], op.outputs[2 * count + i]
+            spread = tf.scatter_nd(indices, grad, shape)
+            results.append(tf.reshape(spread, tf.shape(dense)))
+        else:
+            results.append(None)
+    return results
 
 
 @ops.RegisterGradient("PicassoPackedLookup")

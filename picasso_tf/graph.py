@@ -7,7 +7,8 @@ passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
@@ -245,14 +246,22 @@ class GraphView:
         fed nodes count, as TensorFlow's optimizers count them. Among
         nodes that are ready, graph order decides, so the order is repeatable.
         """
-        if self._order is not None:
-            return self._order
+        if self._order is None:
+            self._order = self.order_with({})
+        return self._order
+
+    def order_with(self, before: Mapping[str, Iterable[str]]) -> list[Node]:
+        """As `order`, with more edges: per node, names that come before it.
+
+        Raises:
+          ValueError: there is no such order.
+        """
         waiting: dict[str, int] = {}
         ready: collections.deque[Node] = collections.deque()
         followers: dict[str, list[Node]] = {}
         for name, node in self.nodes.items():
             edges = 0
-            for source in self._sources(node):
+            for source in itertools.chain(self.sources(node), before.get(name, ())):
                 followers.setdefault(source, []).append(node)
                 edges += 1
             waiting[name] = edges
@@ -271,10 +280,9 @@ class GraphView:
             raise ValueError(
                 f"The graph has a cycle that no loop explains, through {stuck[:5]}."
             )
-        self._order = order
         return order
 
-    def _sources(self, node: Node) -> Iterable[str]:
+    def sources(self, node: Node) -> Iterable[str]:
         """Names of nodes that must run before `node`, with repetitions."""
         closes_loop = node.op in ("Merge", "RefMerge")
         for tensor in node.inputs:
@@ -298,7 +306,7 @@ class GraphView:
         anchor_set = frozenset(anchors)
         levels: dict[str, int] = {}
         for node in self.order():
-            level = max((levels[source] for source in self._sources(node)), default=0)
+            level = max((levels[source] for source in self.sources(node)), default=0)
             levels[node.name] = level + (node.name in anchor_set)
         return levels
 

@@ -13,10 +13,10 @@ class Pack:
 
     Attributes:
       name: its node, and the key of its execution counters.
-      kind: "lookup" or "update".
+      kind: "lookup", "update", or the name of a kind in passes/pack_kernels.py.
       members: names of the nodes it replaced.
-      tables: number of variables.
-      volume: estimated bytes of rows per step.
+      tables: number of variables; 0: it reads none.
+      volume: estimated bytes of rows per step; 0: no rows.
       detail: what else is worth saying.
     """
 
@@ -111,11 +111,7 @@ class Report:
         for pack in self.packs:
             created, executed = self.executions(pack)
             runs = f"run {executed} times" if created else "not created so far"
-            detail = f", {pack.detail}" if pack.detail else ""
-            lines.append(
-                f"  packed {len(pack.members)} {pack.kind}s of {pack.tables} tables "
-                f"into {pack.name} ({_bytes(pack.volume)} a step{detail}); {runs}"
-            )
+            lines.append(f"  packed {_contents(pack)}; {runs}")
         if not self.packs:
             lines.append("  packed nothing")
         for reason, nodes in self.reasons().items():
@@ -156,6 +152,14 @@ def merge(graph: str, reports: list[Report]) -> Report:
         after.update(report.ops_after)
     merged.ops_before, merged.ops_after = dict(before), dict(after)
     return merged
+
+
+def _contents(pack: Pack) -> str:
+    facts = [f"{_bytes(pack.volume)} a step"] if pack.volume else []
+    facts += [pack.detail] if pack.detail else []
+    tables = f" of {pack.tables} tables" if pack.tables else ""
+    suffix = f" ({', '.join(facts)})" if facts else ""
+    return f"{len(pack.members)} {pack.kind}s{tables} into {pack.name}{suffix}"
 
 
 def _bytes(count: int) -> str:
