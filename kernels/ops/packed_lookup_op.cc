@@ -55,11 +55,11 @@ class PackedLookupOp : public OpKernel {
           errors::InvalidArgument("Member ", i, " reads table ", t, " of ",
                                   tables_, "."));
     }
-    OP_REQUIRES(ctx,
-                std::accumulate(output_members_.begin(), output_members_.end(),
-                                size_t{0}) == members,
-                errors::InvalidArgument(
-                    "The outputs must hold every member exactly once."));
+    placed_ =
+        std::accumulate(output_members_.begin(), output_members_.end(), 0);
+    OP_REQUIRES(ctx, placed_ <= static_cast<int>(members),
+                errors::InvalidArgument("The outputs hold ", placed_,
+                                        " members of ", members, "."));
     for (int m : shape_members_) {
       OP_REQUIRES(ctx, 0 <= m && m < static_cast<int>(members),
                   errors::InvalidArgument("No member ", m, "."));
@@ -88,10 +88,10 @@ class PackedLookupOp : public OpKernel {
       OP_REQUIRES_OK(ctx, Place(ctx, k, first, shapes.data() + first,
                                 members.data() + first));
     }
-    for (int i = 1; i < count; ++i) {
+    for (int i = 1; i < placed_; ++i) {
       members[i].first_unit = members[i - 1].first_unit + members[i - 1].outer;
     }
-    const BadId bad = PackedLookup(members.data(), count, PoolOf(ctx));
+    const BadId bad = PackedLookup(members.data(), placed_, PoolOf(ctx));
     if (bad.found()) {
       ctx->SetStatus(IdError(ctx, bad, members[bad.member]));
       return;
@@ -300,6 +300,8 @@ class PackedLookupOp : public OpKernel {
   int dense_ = 0;
   int outputs_ = 0;
   int first_sparse_ = 0;
+  int placed_ =
+      0;  // members that outputs hold; others are asked for their shape
   IdsLayout layout_;
   BagsLayout bags_layout_;
   std::vector<int> member_table_;

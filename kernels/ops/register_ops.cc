@@ -212,6 +212,53 @@ Status LookupShapes(InferenceContext* c) {
   return tensorflow::OkStatus();
 }
 
+// There are no outputs, but the optimizers learn from the stock ops that as
+// many gradient rows as ids are there: see LookupShape.
+Status UpdateShapes(InferenceContext* c) {
+  int vars = 0, slots = 0, hyper = 0, steps = 0, grads = 0;
+  std::vector<tensorflow::DataType> id_types;
+  std::vector<int> ids_source, ids_width, grad_source, chunk_dims, bag_rows;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &vars));
+  TF_RETURN_IF_ERROR(c->GetAttr("S", &slots));
+  TF_RETURN_IF_ERROR(c->GetAttr("H", &hyper));
+  TF_RETURN_IF_ERROR(c->GetAttr("Z", &steps));
+  TF_RETURN_IF_ERROR(c->GetAttr("G", &grads));
+  TF_RETURN_IF_ERROR(c->GetAttr("Tids", &id_types));
+  TF_RETURN_IF_ERROR(c->GetAttr("ids_source", &ids_source));
+  TF_RETURN_IF_ERROR(c->GetAttr("ids_width", &ids_width));
+  TF_RETURN_IF_ERROR(c->GetAttr("grad_source", &grad_source));
+  TF_RETURN_IF_ERROR(c->GetAttr("grad_chunk_dims", &chunk_dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
+  const size_t parts = ids_source.size();
+  const int first_grad = vars + slots + hyper + steps;
+  if (ids_width.size() != parts || grad_source.size() != parts ||
+      chunk_dims.size() != parts ||
+      (!bag_rows.empty() && bag_rows.size() != parts)) {
+    return errors::InvalidArgument(
+        "The ids_*, grad_* and bag_* attributes differ in length.");
+  }
+  for (size_t p = 0; p < parts; ++p) {
+    if (ids_source[p] < 0 ||
+        ids_source[p] >= static_cast<int>(id_types.size()) ||
+        grad_source[p] < 0 || grad_source[p] >= grads) {
+      return errors::InvalidArgument("Part ", p, " has no input.");
+    }
+    if (ids_width[p] >= 0 || chunk_dims[p] >= 0 ||
+        (!bag_rows.empty() && bag_rows[p] >= 0)) {
+      continue;
+    }
+    const ShapeHandle grad = c->input(first_grad + grad_source[p]);
+    const ShapeHandle ids = c->input(first_grad + grads + ids_source[p]);
+    if (!c->RankKnown(grad) || !c->RankKnown(ids) || c->Rank(ids) != 1 ||
+        c->Rank(grad) < 2) {
+      continue;
+    }
+    DimensionHandle rows;
+    TF_RETURN_IF_ERROR(c->Merge(c->Dim(grad, 0), c->Dim(ids, 0), &rows));
+  }
+  return tensorflow::OkStatus();
+}
+
 }  // namespace
 
 // Many lookups in one op. A member is one lookup or one dense tensor; outputs
@@ -230,7 +277,8 @@ Status LookupShapes(InferenceContext* c) {
 //   output_chunk_dims: the members of output k are joined along the axis that
 //              has this many dimensions at and behind it. With output_stack,
 //              along a new axis in front of that many dimensions (tf.stack).
-//   shapes:    the shapes of shape_members, as tf.shape gives them.
+//   shapes:    the shapes of shape_members, as tf.shape gives them; members
+//              that no output takes are there for their shape alone.
 //
 //   sparse, bag_*: of members that pool bags of ids: "sparse" inputs (-1: none)
 //              with the indices [ids, rank] or segment ids [ids] (bag_rows),
@@ -353,6 +401,6 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("bag_full_shape: list(bool) = []")
     .Attr("pack: string")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+    .SetShapeFn(UpdateShapes);
 
 }  // namespace picasso

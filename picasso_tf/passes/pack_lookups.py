@@ -505,30 +505,35 @@ class _Packer:
     def _add(self, outputs: list[_Output], shapes: list[_Result]):
         tables, dense, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
         member_table, member_shape, member_name, ids_shape = [], [], [], []
+        members = [member for output in outputs for member in output.members]
         entry_of: dict[tuple[str, Shape | None], int] = {}
-        for output in outputs:
-            for member in output.members:
-                if member.lookup is not None:
-                    entry_of.setdefault((member.name, member.shape), len(member_table))
-                    lookup = member.lookup
-                    member_table.append(tables.position(lookup.gather.inputs[0]))
-                    ids.append(lookup.ids)
+        for position, member in enumerate(members):
+            entry_of.setdefault((member.name, member.shape), position)
+        for result in shapes:  # that no output has: entries behind those of outputs
+            key = (result.lookup.node.name, result.shape)
+            if key not in entry_of:
+                entry_of[key] = len(members)
+                members.append(self._member(result))
+        for member in members:
+            lookup = member.lookup
+            shape = None
+            if lookup is None:
+                member_table.append(-1 - dense.position(member.dense))
+                ids.append_none()
+                bags.append_none()
+            else:
+                member_table.append(tables.position(lookup.gather.inputs[0]))
+                ids.append(lookup.ids)
+                if lookup.bag is None:
                     shape = None if lookup.ids.natural else lookup.ids.shape
-                    if lookup.bag is None:
-                        bags.append_none()
-                    else:
-                        shape = None
-                        bag = lookup.bag
-                        flags = (bag.zero_filled, bag.full_shape)
-                        bags.append(bag.bags, bag.combiner, *flags)
-                else:
-                    member_table.append(-1 - dense.position(member.dense))
-                    ids.append_none()
                     bags.append_none()
-                    shape = None
-                ids_shape.append(ShapeAttr(shape))
-                member_shape.append(ShapeAttr(member.shape))
-                member_name.append(member.name)
+                else:
+                    bag = lookup.bag
+                    flags = (bag.zero_filled, bag.full_shape)
+                    bags.append(bag.bags, bag.combiner, *flags)
+            ids_shape.append(ShapeAttr(shape))
+            member_shape.append(ShapeAttr(member.shape))
+            member_name.append(member.name)
         shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
         first = self._lookups[0].node
         return add_pack(
