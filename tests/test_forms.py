@@ -1,0 +1,74 @@
+"""Every form of tests/forms.py: as stock, to the bit.
+
+Of all combinations of form, types and optimizer, a cover is run; all of them by
+`pytest tests/test_forms.py --all-forms`.
+"""
+
+import picasso_tf
+import pytest
+from forms import FORMS
+from forms_run import (
+    V1_OPTIMIZERS,
+    FunctionModel,
+    cover,
+    export_graph,
+    serve_function,
+    serve_graph,
+    train_in_functions,
+    train_in_sessions,
+    whole_product,
+)
+from helpers_models import assert_all_same
+
+import tensorflow as tf
+
+SIZES = (0, 1, 7, 512)
+
+
+def pytest_generate_tests(metafunc):
+    """Cases of a test; of all combinations if --all-forms is given."""
+    if "graph_case" in metafunc.fixturenames:
+        cases = chosen(metafunc.config, FORMS, list(V1_OPTIMIZERS))
+        metafunc.parametrize("graph_case", cases, ids=str)
+    if "function_case" in metafunc.fixturenames:
+        cases = chosen(metafunc.config, FORMS, list(V1_OPTIMIZERS), count=1)
+        metafunc.parametrize("function_case", cases, ids=str)
+
+
+def chosen(config, forms, optimizers, count=None):
+    if config.getoption("--all-forms"):
+        return whole_product(forms, optimizers)
+    return cover(forms, optimizers, count)
+
+
+def test_training_in_a_session(graph_case, tmp_path):
+    train_in_sessions(graph_case, tmp_path)
+
+
+def test_training_in_a_function(function_case, tmp_path):
+    model = FunctionModel(function_case)
+    updates = V1_OPTIMIZERS[function_case.optimizer].updates
+    train_in_functions(model, function_case, updates, tmp_path)
+
+
+@pytest.mark.parametrize("case", cover(FORMS, ["sgd"]), ids=str)
+def test_converted_graph(case, tmp_path):
+    export_graph(case, tmp_path / "model")
+    picasso_tf.convert_saved_model(
+        tmp_path / "model", tmp_path / "packed", picasso_tf.Options(strict=True)
+    )
+    batches = [case.batch_of(size) for size in SIZES]
+    got = serve_graph(tmp_path / "packed", batches)
+    assert_all_same(got, serve_graph(tmp_path / "model", batches))
+
+
+@pytest.mark.parametrize("case", cover(FORMS, ["sgd"]), ids=str)
+def test_converted_function(case, tmp_path):
+    model = FunctionModel(case)
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    picasso_tf.convert_saved_model(
+        tmp_path / "model", tmp_path / "packed", picasso_tf.Options(strict=True)
+    )
+    batches = [case.batch_of(size) for size in SIZES]
+    got = serve_function(tmp_path / "packed", batches)
+    assert_all_same(got, serve_function(tmp_path / "model", batches))
