@@ -33,15 +33,17 @@ class Batch:
     """One batch, the same whenever it is asked for.
 
     Attributes:
-      kind: one of STEPS, or "bad", with one id that no table has.
+      kind: one of STEPS, or "bad", with one id, of field 0, that no table has.
       step: seed.
       ids: type of ids, "int32", "int64" or "string".
+      dtype: type of weights.
       size: rows; None: what suits the kind.
     """
 
     kind: str
     step: int = 0
     ids: str = "int64"
+    dtype: str = "float32"
     size: int | None = None
 
     @property
@@ -57,7 +59,7 @@ class Batch:
         high = 2 if self.kind == "repeated" else rows
         low = -rows if self.kind == "negative_ids" else 0
         column = rng.integers(low, high, size=[self.rows, width])
-        if self.kind == "bad":
+        if self.kind == "bad" and field == 0:
             column[self.rows // 2, 0] = BAD_ID
         return self.typed(column)
 
@@ -76,21 +78,17 @@ class Batch:
         if self.kind == "negative_ids":
             bags = [[-1, *bag] if i % 3 == 0 else bag for i, bag in enumerate(bags)]
             bags[0] = [-1]
-        if self.kind == "bad":
+        if self.kind == "bad" and field == 0:
             bags[len(bags) // 2][0] = BAD_ID
         return bags
 
-    def weights(self, field: int, bags: list[list[int]]) -> list[list[float]]:
-        """As many as there are ids; some zero and below if they are to be odd."""
+    def weights(self, field: int, bags: list[list[int]]) -> np.ndarray:
+        """One for each id; some zero and below if they are to be odd."""
         rng = self.rng(field + 100)
         choices = [0.0, -0.5, 0.25, 0.0, 2.0] if self.kind == "odd_weights" else None
-        return [
-            [
-                float(rng.choice(choices)) if choices else float(rng.uniform(0.1, 2))
-                for _ in bag
-            ]
-            for bag in bags
-        ]
+        count = len(flat(bags))
+        weights = rng.choice(choices, count) if choices else rng.uniform(0.1, 2, count)
+        return weights.astype(tf.as_dtype(self.dtype).as_numpy_dtype)
 
     def typed(self, values: Any) -> np.ndarray:
         if self.ids != "string":
@@ -162,9 +160,7 @@ def spec(value: Any) -> tf.TypeSpec:
 def tensor(value: Any):
     """The value for an eager call."""
     if isinstance(value, v1.SparseTensorValue):
-        return tf.SparseTensor(
-            value.indices, tensor(value.values), value.dense_shape
-        )
+        return tf.SparseTensor(value.indices, tensor(value.values), value.dense_shape)
     if isinstance(value, v1.ragged.RaggedTensorValue):
         return tf.RaggedTensor.from_row_splits(tensor(value.values), value.row_splits)
     return tf.constant(value, type_of(value))
