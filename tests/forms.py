@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+import forms_columns as columns
 import tensorflow as tf
+from forms_columns import BAG_WORDS, CROSSED, IDS, NUMBERS, Columns
 from forms_data import BAD_ID, STEPS, Batch, flat, ragged, sparse, sparse_cube
 
 v1 = tf.compat.v1
@@ -52,6 +54,7 @@ class Form:
       steps: the batches that stock can digest.
       bad_id: what the error names when an id is not in the table; None: it is
         no error.
+      graph_only: TensorFlow has it in version 1's graphs alone.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Form:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     steps: tuple[str, ...] = WITHOUT_NEGATIVE
     bad_id: str | None = str(BAD_ID)
+    graph_only: bool = False
 
     def batch(self, step: int, ids: str, dtype: str) -> Batch:
         """What is fed in a step: a kind that this form can digest."""
@@ -379,6 +383,20 @@ class Nested:
         return outer(features)
 
 
+def column_form(name, structure, lookups, updates, **options) -> Form:
+    """Feature columns are of TensorFlow 1, and of one type."""
+    options = {"steps": STEPS, "bad_id": None} | options
+    return Form(
+        name,
+        structure,
+        lookups,
+        updates,
+        dtypes=("float32",),
+        graph_only=True,
+        **options,
+    )
+
+
 # -- the table ----------------------------------------------------------------
 
 SAFE = STEPS
@@ -562,4 +580,106 @@ FORMS: tuple[Form, ...] = (
     Form("branch", Branch(), 3, 3, not_yet=True),
     Form("nested_function", Nested(Plain()), 3, 3, not_yet=True),
     Form("nested_bags", Nested(Bags("safe", "mean")), 3, 3, not_yet=True, steps=SAFE),
+    # Feature columns.
+    column_form(
+        "columns_identity",
+        Columns(lambda: columns.embedded(columns.identity()), IDS),
+        3,
+        3,
+        not_yet=True,
+        bad_id=str(BAD_ID),
+    ),
+    column_form(
+        "columns_default",
+        Columns(lambda: columns.embedded(columns.identity(default_value=1)), IDS),
+        3,
+        3,
+        not_yet=True,
+    ),
+    column_form(
+        "columns_max_norm",
+        Columns(lambda: columns.embedded(columns.identity(), "sum", max_norm=1.0), IDS),
+        3,
+        3,
+        not_yet=True,
+    ),
+    column_form(
+        "columns_matrix",
+        Columns(columns.matrix, ("matrix_0", "matrix_1", "matrix_2")),
+        3,
+        3,
+        not_yet=True,
+    ),
+    column_form(
+        "columns_hashed",
+        Columns(lambda: columns.embedded(columns.hashed(), "sqrtn"), BAG_WORDS),
+        3,
+        3,
+        not_yet=True,
+        ids=("string",),
+    ),
+    column_form(
+        "columns_listed",
+        Columns(lambda: columns.embedded(columns.listed()), BAG_WORDS),
+        3,
+        3,
+        not_yet=True,
+        ids=("string",),
+    ),
+    column_form(
+        "columns_filed",
+        Columns(lambda: columns.embedded(columns.filed(), "sum"), BAG_WORDS),
+        3,
+        3,
+        not_yet=True,
+        ids=("string",),
+    ),
+    column_form(
+        "columns_bucketized",
+        Columns(lambda: columns.embedded(columns.bucketized()), NUMBERS),
+        3,
+        3,
+        not_yet=True,
+    ),
+    column_form(
+        "columns_crossed",
+        Columns(lambda: columns.embedded(columns.crossed()), CROSSED),
+        3,
+        3,
+        not_yet=True,
+        ids=("string",),
+    ),
+    column_form(
+        "columns_weighted",
+        Columns(
+            lambda: columns.embedded(columns.weighted() + columns.identity()[1:]),
+            (*IDS, "weight_0"),
+        ),
+        3,
+        3,
+        not_yet=True,
+    ),
+    column_form("columns_shared", Columns(columns.shared, IDS), 3, 1, not_yet=True),
+    column_form(
+        "columns_indicator",
+        Columns(columns.deep_and_indicator, IDS),
+        2,
+        2,
+        not_yet=True,
+    ),
+    column_form(
+        "columns_linear",
+        Columns(columns.wide, (*IDS[:2], *CROSSED, "weight_0"), linear=True),
+        6,
+        6,
+        not_yet=True,
+        steps=columns.SOME_ROWS,
+    ),
+    column_form(
+        "columns_everything",
+        Columns(columns.everything, (*IDS[:2], *BAG_WORDS, "number_0")),
+        5,
+        5,
+        not_yet=True,
+    ),
 )

@@ -7,6 +7,7 @@ Of all combinations of form, types and optimizer, a cover is run; all of them by
 import pytest
 import tensorflow as tf
 from forms import FORMS
+from forms_keras import KERAS_FORMS, KERAS_OPTIMIZERS, KerasModel
 from forms_run import (
     V1_OPTIMIZERS,
     FunctionModel,
@@ -22,6 +23,7 @@ from helpers_models import assert_all_same
 
 import picasso_tf
 
+IN_FUNCTIONS = [form for form in FORMS if not form.graph_only]
 SIZES = (0, 1, 7, 512)
 
 
@@ -31,8 +33,11 @@ def pytest_generate_tests(metafunc):
         cases = chosen(metafunc.config, FORMS, list(V1_OPTIMIZERS))
         metafunc.parametrize("graph_case", cases, ids=str)
     if "function_case" in metafunc.fixturenames:
-        cases = chosen(metafunc.config, FORMS, list(V1_OPTIMIZERS), count=1)
+        cases = chosen(metafunc.config, IN_FUNCTIONS, list(V1_OPTIMIZERS), count=1)
         metafunc.parametrize("function_case", cases, ids=str)
+    if "keras_case" in metafunc.fixturenames:
+        cases = chosen(metafunc.config, KERAS_FORMS, list(KERAS_OPTIMIZERS))
+        metafunc.parametrize("keras_case", cases, ids=str)
 
 
 def chosen(config, forms, optimizers, count=None):
@@ -56,6 +61,11 @@ def test_training_in_a_function(function_case, tmp_path):
     train_in_functions(model, function_case, updates, tmp_path)
 
 
+def test_training_with_keras(keras_case, tmp_path):
+    updates = KERAS_OPTIMIZERS[keras_case.optimizer].updates
+    train_in_functions(KerasModel(keras_case), keras_case, updates, tmp_path)
+
+
 @pytest.mark.parametrize("case", cover(FORMS, ["sgd"]), ids=str)
 def test_converted_graph(case, tmp_path):
     export_graph(case, tmp_path / "model")
@@ -67,7 +77,7 @@ def test_converted_graph(case, tmp_path):
     assert_all_same(got, serve_graph(tmp_path / "model", batches))
 
 
-@pytest.mark.parametrize("case", cover(FORMS, ["sgd"]), ids=str)
+@pytest.mark.parametrize("case", cover(IN_FUNCTIONS, ["sgd"]), ids=str)
 def test_converted_function(case, tmp_path):
     model = FunctionModel(case)
     tf.saved_model.save(model, str(tmp_path / "model"))
