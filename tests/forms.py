@@ -107,6 +107,24 @@ class Plain:
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """One table, looked up by three columns [batch, 1]; rows side by side."""
+
+    tables: Shapes = ((11, 4),)
+
+    def features(self, batch):
+        return {f"ids_{i}": batch.column(i, self.tables[0][0]) for i in range(3)}
+
+    def rows(self, tables, features):
+        dim = self.tables[0][1]
+        rows = [
+            tf.reshape(tf.nn.embedding_lookup(tables[0], ids), [-1, dim])
+            for ids in features.values()
+        ]
+        return [tf.concat(rows, axis=1)]
+
+
 # -- bags ---------------------------------------------------------------------
 
 
@@ -372,11 +390,11 @@ class Nested:
         return self.inner.features(batch)
 
     def rows(self, tables, features):
-        @tf.function
+        @tf.function(autograph=False)
         def innermost(features):
             return self.inner.rows(tables, features)
 
-        @tf.function
+        @tf.function(autograph=False)
         def outer(features):
             return innermost(features)
 
@@ -405,6 +423,7 @@ FORMS: tuple[Form, ...] = (
     Form("plain", Plain(), 3, 3),
     Form("plain_twice", Plain(twice=True), 6, 3),
     Form("plain_max_norm", Plain(max_norm=1.0), 3, 3),
+    Form("plain_shared", Shared(), 3, 1),
     # embedding_lookup_sparse
     Form("sparse_sum", Bags("sparse", "sum"), 3, 3, not_yet=True),
     Form("sparse_mean", Bags("sparse", "mean"), 3, 3, not_yet=True),

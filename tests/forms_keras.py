@@ -132,8 +132,8 @@ class KerasModel(tf.Module):
         else:
             self._optimizer._create_all_weights(variables)
         signature = {name: spec(value) for name, value in case.batch_of(2).items()}
-        self.score = tf.function(self._rows, input_signature=[signature])
-        self.step = tf.function(self._step, input_signature=[signature])
+        self.score = tf.function(self._rows, [signature], autograph=False)
+        self.step = tf.function(self._step, [signature], autograph=False)
 
     def _rows(self, features):
         return [self.model(features, training=True)]

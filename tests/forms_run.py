@@ -313,8 +313,8 @@ class FunctionModel(tf.Module):
         self.slots = self._optimizer.variables()
         signature = {name: spec(value) for name, value in case.batch_of(2).items()}
         self._structure = structure
-        self.score = tf.function(self._rows, input_signature=[signature])
-        self.step = tf.function(self._step, input_signature=[signature])
+        self.score = tf.function(self._rows, [signature], autograph=False)
+        self.step = tf.function(self._step, [signature], autograph=False)
 
     def _rows(self, features):
         return self._structure.rows(list(self.tables), features)

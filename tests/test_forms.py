@@ -19,7 +19,7 @@ from forms_run import (
     train_in_sessions,
     whole_product,
 )
-from helpers_models import assert_all_same
+from helpers_models import KERAS_2, assert_all_same
 
 import picasso_tf
 
@@ -31,13 +31,37 @@ def pytest_generate_tests(metafunc):
     """Cases of a test; of all combinations if --all-forms is given."""
     if "graph_case" in metafunc.fixturenames:
         cases = chosen(metafunc.config, FORMS, list(V1_OPTIMIZERS))
-        metafunc.parametrize("graph_case", cases, ids=str)
+        metafunc.parametrize("graph_case", marked("session", cases))
     if "function_case" in metafunc.fixturenames:
         cases = chosen(metafunc.config, IN_FUNCTIONS, list(V1_OPTIMIZERS), count=1)
-        metafunc.parametrize("function_case", cases, ids=str)
+        metafunc.parametrize("function_case", marked("function", cases))
     if "keras_case" in metafunc.fixturenames:
         cases = chosen(metafunc.config, KERAS_FORMS, list(KERAS_OPTIMIZERS))
-        metafunc.parametrize("keras_case", cases, ids=str)
+        metafunc.parametrize("keras_case", marked("keras", cases))
+
+
+# What picasso_tf does wrong, by (test, form): the reason, and whether it is so for
+# a case.
+SHARED = "KeyError in PackLookups: lookups of one table by columns, reshaped, joined"
+BROKEN = {
+    ("session", "plain_shared"): (SHARED, lambda case: True),
+    ("function", "plain_shared"): (SHARED, lambda case: True),
+    ("converted function", "plain_shared"): (SHARED, lambda case: True),
+    ("keras", "keras_shared"): (
+        SHARED,
+        lambda case: KERAS_2 and not case.dtype.startswith("mixed"),
+    ),
+}
+
+
+def marked(test: str, cases) -> list:
+    """The cases, those that are broken marked."""
+    marks = []
+    for case in cases:
+        reason, holds = BROKEN.get((test, case.form.name), ("", lambda case: False))
+        xfail = [pytest.mark.xfail(reason=reason, strict=True)] if holds(case) else []
+        marks.append(pytest.param(case, marks=xfail, id=str(case)))
+    return marks
 
 
 def chosen(config, forms, optimizers, count=None):
@@ -66,7 +90,7 @@ def test_training_with_keras(keras_case, tmp_path):
     train_in_functions(KerasModel(keras_case), keras_case, updates, tmp_path)
 
 
-@pytest.mark.parametrize("case", cover(FORMS, ["sgd"]), ids=str)
+@pytest.mark.parametrize("case", marked("converted graph", cover(FORMS, ["sgd"])))
 def test_converted_graph(case, tmp_path):
     export_graph(case, tmp_path / "model")
     picasso_tf.convert_saved_model(
@@ -77,7 +101,9 @@ def test_converted_graph(case, tmp_path):
     assert_all_same(got, serve_graph(tmp_path / "model", batches))
 
 
-@pytest.mark.parametrize("case", cover(IN_FUNCTIONS, ["sgd"]), ids=str)
+@pytest.mark.parametrize(
+    "case", marked("converted function", cover(IN_FUNCTIONS, ["sgd"]))
+)
 def test_converted_function(case, tmp_path):
     model = FunctionModel(case)
     tf.saved_model.save(model, str(tmp_path / "model"))
