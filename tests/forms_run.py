@@ -75,7 +75,7 @@ class Case:
 
 
 # What stock has no kernel for.
-LACKING = (("rmsprop", "bfloat16"),)
+LACKING = (("rmsprop", "bfloat16"), ("legacy_rmsprop", "bfloat16"))
 
 
 def whole_product(forms: Sequence[Form], optimizers: Sequence[str]) -> list[Case]:

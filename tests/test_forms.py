@@ -7,6 +7,8 @@ Of all combinations of form, types and optimizer, a cover is run; all of them by
 import pytest
 import tensorflow as tf
 from forms import FORMS
+from forms_columns import feature
+from forms_data import STEPS, Batch, tensor
 from forms_keras import KERAS_FORMS, KERAS_OPTIMIZERS, KerasModel
 from forms_run import (
     V1_OPTIMIZERS,
@@ -19,7 +21,7 @@ from forms_run import (
     train_in_sessions,
     whole_product,
 )
-from helpers_models import KERAS_2, assert_all_same
+from helpers_models import KERAS_2, Watched, assert_all_same, needs_estimator
 
 import picasso_tf
 
@@ -113,3 +115,103 @@ def test_converted_function(case, tmp_path):
     batches = [case.batch_of(size) for size in sizes(case)]
     got = serve_function(tmp_path / "packed", batches)
     assert_all_same(got, serve_function(tmp_path / "model", batches))
+
+
+# -- canned Estimators --------------------------------------------------------
+
+
+def v1_optimizer(name: str):
+    train = tf.compat.v1.train
+    return {
+        "adagrad": lambda: train.AdagradOptimizer(0.1),
+        "ftrl": lambda: train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+        "sgd": lambda: train.GradientDescentOptimizer(0.05),
+    }[name]
+
+
+def canned(kind: str, optimizer, **options):
+    """A canned Estimator over hashed strings, ids and weighted ids."""
+    column = tf.feature_column
+    categories = [
+        column.categorical_column_with_hash_bucket("word_0", 15),
+        column.categorical_column_with_identity("id_1", 20),
+        column.weighted_categorical_column(
+            column.categorical_column_with_identity("id_0", 20), "weight_0"
+        ),
+    ]
+    deep = [column.embedding_column(c, 4) for c in categories]
+    crossed = column.crossed_column(["word_0", "word_1"], 30)
+    wide = {"linear_feature_columns": [*categories, crossed]}
+    if kind == "DNNLinearCombinedClassifier":
+        wide["linear_optimizer"] = optimizer
+        options |= wide | {"dnn_optimizer": optimizer}
+        options |= {"dnn_feature_columns": deep, "dnn_hidden_units": [8]}
+    elif kind == "DNNClassifier":
+        options |= {"feature_columns": deep, "hidden_units": [8]}
+        options["optimizer"] = optimizer
+    else:
+        options |= {"feature_columns": wide["linear_feature_columns"]}
+        options["optimizer"] = optimizer
+    return getattr(tf.compat.v1.estimator, kind)(**options)
+
+
+CANNED_FEATURES = ("word_0", "word_1", "id_0", "id_1", "weight_0")
+
+
+def canned_input_fn():
+    """Batches as constants of the graph, one after the other."""
+    kinds = [step for step in STEPS if step != "no_rows"]
+    datasets = []
+    for step in range(10):
+        batch = Batch(kinds[step % len(kinds)], step)
+        features = {name: tensor(feature(batch, name)) for name in CANNED_FEATURES}
+        labels = batch.rng(9).integers(0, 2, size=[batch.rows, 1])
+        whole = tf.data.Dataset.from_tensors((features, tf.constant(labels)))
+        datasets.append(whole)
+    joined = datasets[0]
+    for dataset in datasets[1:]:
+        joined = joined.concatenate(dataset)
+    return joined
+
+
+@needs_estimator
+@pytest.mark.parametrize(
+    "kind, optimizer",
+    [
+        ("DNNClassifier", "adagrad"),
+        ("LinearClassifier", "ftrl"),
+        ("DNNLinearCombinedClassifier", "sgd"),
+    ],
+)
+def test_canned_estimators(kind, optimizer, tmp_path):
+    """Trains, and trains on from a checkpoint of the other side."""
+
+    def make(directory, config):
+        return canned(
+            kind,
+            v1_optimizer(optimizer)(),
+            model_dir=str(tmp_path / directory),
+            config=tf.estimator.RunConfig(session_config=config, tf_random_seed=1),
+        )
+
+    config = picasso_tf.estimator_config(options=picasso_tf.Options(strict=True))
+    stock, ours = make("stock", None), make("ours", config)
+    seen = Watched()
+    for estimator in (stock, ours):
+        estimator.train(canned_input_fn)
+    assert_same_variables(stock, ours)
+    # The other way round.
+    for estimator in (make("ours", None), make("stock", config)):
+        estimator.train(canned_input_fn)
+    assert_same_variables(stock, ours)
+    for report in seen.reports():
+        assert not report.failures and not report.was_dropped(), seen.text()
+
+
+def assert_same_variables(stock, ours):
+    names = stock.get_variable_names()
+    assert names == ours.get_variable_names()
+    assert_all_same(
+        [ours.get_variable_value(name) for name in names],
+        [stock.get_variable_value(name) for name in names],
+    )
