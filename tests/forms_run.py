@@ -89,19 +89,17 @@ def whole_product(forms: Sequence[Form], optimizers: Sequence[str]) -> list[Case
     ]
 
 
-def cover(
-    forms: Sequence[Form], optimizers: Sequence[str], count: int | None = None
-) -> list[Case]:
-    """Cases in which each form meets each optimizer, each dtype and each type of
-    ids, and all over the forms each of these meets each of the others.
+def cover(forms: Sequence[Form], optimizers: Sequence[str], count: int) -> list[Case]:
+    """Cases in which each form meets all of its types, and optimizers take turns.
 
     Args:
-      count: fewer cases for each form; then optimizers take turns.
+      count: cases for each form; as many as there are optimizers, and each form
+        meets each of them.
     """
     cases = []
     for f, form in enumerate(forms):
-        for k in range(count or len(optimizers)):
-            optimizer = optimizers[(f * (count or 0) + k) % len(optimizers)]
+        for k in range(count):
+            optimizer = optimizers[(f * count + k) % len(optimizers)]
             dtypes = [d for d in form.dtypes if (optimizer, d) not in LACKING]
             dtype = dtypes[(f + k) % len(dtypes)]
             ids = form.ids[(f // 3 + k) % len(form.ids)]
