@@ -99,9 +99,9 @@ def cover(forms: Sequence[Form], optimizers: Sequence[str], count: int) -> list[
     cases = []
     for f, form in enumerate(forms):
         for k in range(count):
-            optimizer = optimizers[(f * count + k) % len(optimizers)]
-            dtypes = [d for d in form.dtypes if (optimizer, d) not in LACKING]
-            dtype = dtypes[(f + k) % len(dtypes)]
+            dtype = form.dtypes[(f + k) % len(form.dtypes)]
+            usable = [o for o in optimizers if (o, dtype) not in LACKING]
+            optimizer = usable[(f * count + k) % len(usable)]
             ids = form.ids[(f // 3 + k) % len(form.ids)]
             cases.append(Case(form, dtype, ids, optimizer))
     return cases
