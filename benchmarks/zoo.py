@@ -7,17 +7,19 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import multiprocessing
 import os
 import pathlib
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.eager import context
 
 import picasso_tf
@@ -77,24 +79,28 @@ class Run:
         return [item for item in items if (item.op in LOOKUP_OPS) == (kind == "lookup")]
 
     def tables(self) -> set[str]:
-        """Variables that are looked up and updated, by stock's ops."""
-        written = self._variables(lambda op: op.startswith(WRITING))
-        return written & self._variables(lambda op: op in LOOKUP_OPS)
+        """Variables that stock's ops look up and update, but for slots."""
+        nodes = {node.name: node for node in self.graph.node}
+
+        def is_lookup(node) -> bool:
+            # The new Adagrad gathers from the slot that it has just updated.
+            waits = (nodes[i[1:]].op for i in node.input if i.startswith("^"))
+            return node.op in LOOKUP_OPS and not any(map(_writes, waits))
+
+        return self.written() & self._variables(is_lookup)
 
     def written(self) -> set[str]:
         """Variables that stock's ops update."""
-        return self._variables(lambda op: op.startswith(WRITING))
+        return self._variables(lambda node: _writes(node.op))
 
-    def _variables(self, chosen: Callable[[str], bool]) -> set[str]:
-        """Names of the variables that are the first input of the chosen ops.
+    def _variables(self, chosen: Callable[[node_def_pb2.NodeDef], bool]) -> set[str]:
+        """Names of the variables that are the first input of the chosen nodes.
 
         Arguments of a function go by their position.
         """
         nodes = {node.name: node for node in self.graph.node}
         names = set()
-        for node in self.graph.node:
-            if not chosen(node.op):
-                continue
+        for node in filter(chosen, self.graph.node):
             while node.input:
                 node = nodes[node.input[0].split(":")[0].lstrip("^")]
             if node.op == "_Arg":
@@ -102,6 +108,10 @@ class Run:
             elif node.op == "VarHandleOp":
                 names.add(node.attr["shared_name"].s.decode() or node.name)
         return names
+
+
+def _writes(op: str) -> bool:
+    return op.startswith(WRITING)
 
 
 def same(a: Run, b: Run) -> bool:
@@ -205,7 +215,7 @@ def run_estimator(name, clicks, options=None, steps=STEPS, ops=True) -> Run:
 
     seen = picasso_tf.reports()
     with tempfile.TemporaryDirectory() as folder:
-        session = picasso_tf.estimator_config(options) if options else None
+        session = picasso_tf.estimator_config(options=options) if options else None
         config = tf.estimator.RunConfig(
             model_dir=folder, tf_random_seed=SEED, session_config=session
         )
@@ -234,36 +244,63 @@ def _quiet():
 # -- the table ----------------------------------------------------------------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Row:
-    """A model, trained with and without; or why stock TensorFlow cannot."""
+    """A model, trained with and without; or why stock TensorFlow cannot.
+
+    Attributes:
+      ops, apart: executed ops a step without NO_WORK, and those of NO_WORK, of
+        stock TensorFlow and with picasso_tf.
+      lookups, updates: (packed, found), as the report has it.
+      tables: (updated by packs alone, all that are looked up and updated).
+      same: losses and variables are equal, bit by bit.
+      reasons: how many nodes were left alone, and why.
+      error: of stock TensorFlow.
+    """
 
     model: str
-    optimizer: str
-    stock: Run | None = None
-    packed: Run | None = None
+    ops: tuple[int, int] = (0, 0)
+    apart: tuple[int, int] = (0, 0)
+    lookups: tuple[int, int] = (0, 0)
+    updates: tuple[int, int] = (0, 0)
+    tables: tuple[int, int] = (0, 0)
+    same: bool = True
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     error: str = ""
 
     @property
     def ratio(self) -> float:
-        return self.packed.work / self.stock.work
+        return self.ops[1] / self.ops[0]
 
     def cells(self) -> list[str]:
-        tables = self.stock.tables()
-        left = tables & self.packed.written()
-        lookups = self.packed.members("lookup")
-        updates = self.packed.members("update")
+        shares = (self.lookups, self.updates, self.tables)
         return [
             self.model,
-            f"{self.stock.work:,}",
-            f"{self.packed.work:,}",
+            *(f"{count:,}" for count in self.ops),
             f"{self.ratio:.2f}",
-            f"{_apart(self.stock):,} → {_apart(self.packed):,}",
-            f"{lookups} of {lookups + len(self.packed.skipped('lookup'))}",
-            f"{updates} of {updates + len(self.packed.skipped('update'))}",
-            f"{len(tables) - len(left)} of {len(tables)}",
-            "equal" if same(self.stock, self.packed) else "**different**",
+            "{:,} → {:,}".format(*self.apart),
+            *("{} of {}".format(*share) for share in shares),
+            "equal" if self.same else "**different**",
         ]
+
+
+def compare(model: str, stock: Run, packed: Run) -> Row:
+    tables = stock.tables()
+    shares = {}
+    for kind in ("lookup", "update"):
+        count = packed.members(kind)
+        shares[kind] = count, count + len(packed.skipped(kind))
+    reasons = packed.report.reasons() if packed.report else {}
+    return Row(
+        model,
+        ops=(stock.work, packed.work),
+        apart=(stock.ops.total() - stock.work, packed.ops.total() - packed.work),
+        lookups=shares["lookup"],
+        updates=shares["update"],
+        tables=(len(tables - packed.written()), len(tables)),
+        same=same(stock, packed),
+        reasons={reason: len(nodes) for reason, nodes in reasons.items()},
+    )
 
 
 HEADER = (
@@ -279,12 +316,9 @@ HEADER = (
 )
 
 
-def _apart(run: Run) -> int:
-    return run.ops.total() - run.work
-
-
 def measure(model: str, optimizer: str, data: pathlib.Path) -> Row:
     """Trains with stock TensorFlow, then with picasso_tf."""
+    tf1.logging.set_verbosity(tf1.logging.ERROR)
     # FLEN is made for groups of fields, which DeepCTR has for this sample.
     sample = zoo_models.AVAZU if model == "FLEN" else zoo_models.CRITEO
     clicks = zoo_models.read_clicks(data, sample)
@@ -292,40 +326,46 @@ def measure(model: str, optimizer: str, data: pathlib.Path) -> Row:
         run = functools.partial(run_estimator, model, clicks)
     else:
         run = functools.partial(run_keras, model, clicks, optimizer)
-    row = Row(model, optimizer)
     try:
-        row.stock = run()
+        stock = run()
     except Exception as error:  # whatever it is, it is the model's own
-        row.error = f"{type(error).__name__}: {error}".splitlines()[0]
-        return row
-    row.packed = run(STRICT)
-    return row
+        lines = [line.strip() for line in str(error).splitlines()]
+        # Keras puts the place in front and the arguments behind.
+        said = [line for line in lines if line.startswith(type(error).__name__)]
+        return Row(model, error=(said or [f"{type(error).__name__}: {lines[0]}"])[0])
+    return compare(model, stock, run(STRICT))
 
 
 def markdown(rows: list[Row]) -> str:
     """The table of one optimizer, its medians, and the reasons."""
-    ran = [row for row in rows if row.packed]
+    ran = [row for row in rows if not row.error]
     lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in ran]
     if ran:
+        stock, packed = np.median([row.ops for row in ran], axis=0)
+        ratio = np.median([row.ratio for row in ran])
+        shares = [
+            "{} {} of {}".format(name, *np.sum([getattr(r, name) for r in ran], 0))
+            for name in ("lookups", "updates", "tables")
+        ]
         lines += [
             "",
-            "Medians: "
-            f"{np.median([row.stock.work for row in ran]):,.0f} ops in stock, "
-            f"{np.median([row.packed.work for row in ran]):,.0f} with picasso_tf, "
-            f"ratio {np.median([row.ratio for row in ran]):.2f}.",
+            f"Medians: {stock:,.0f} ops with stock TensorFlow, {packed:,.0f} with "
+            f"picasso_tf, ratio {ratio:.2f}. Packed, all together: "
+            f"{', '.join(shares)}.",
         ]
     reasons: dict[str, list[str]] = collections.defaultdict(list)
     for row in ran:
-        if row.packed.report:
-            for reason, nodes in row.packed.report.reasons().items():
-                reasons[reason].append(f"{row.model} {len(nodes)}")
-    lines += ["", "Left alone:" if reasons else "Nothing recognised was left alone."]
-    lines += [f"- {why}: {', '.join(where)}" for why, where in sorted(reasons.items())]
+        for reason, count in row.reasons.items():
+            reasons[reason].append(f"{row.model} {count}")
+    if reasons:
+        lines += ["", "Left alone:", ""]
+        lines += [f"- {why}: {', '.join(of)}" for why, of in sorted(reasons.items())]
     failed = [row for row in rows if row.error]
-    lines += ["", *(["Fail on stock TensorFlow:"] if failed else [])]
-    lines += [f"- {row.model}: `{row.error}`" for row in failed]
-    return "\n".join(lines).strip() + "\n"
+    if failed:
+        lines += ["", "Stock TensorFlow cannot train:", ""]
+        lines += [f"- {row.model}: `{row.error}`" for row in failed]
+    return "\n".join(lines) + "\n"
 
 
 INTRODUCTION = """\
@@ -336,11 +376,15 @@ Written by `{command}`: DeepCTR {deepctr}, TensorFlow {tensorflow}.
 Each model is built with its default settings, l2 included, and trained for {steps}
 steps of {batch} examples, first by stock TensorFlow, then with
 `picasso_tf.enabled(Options(strict=True))`, from one seed. Losses and all variables at
-the end, those of the optimizer too, must be equal bit by bit. "ops" are the nodes of
-the training step as it is executed, after all of TensorFlow's own optimizers; {apart}
-are counted apart. "lookups" and "updates packed" are out of those that the report
-knows, packed or left alone with a reason. "tables updated by packs" are out of all
-variables that are looked up and trained: no op of stock TensorFlow writes to those.
+the end, those of the optimizer too, must be equal bit by bit.
+
+- ops: nodes of the training step as it is executed, after all of TensorFlow's own
+  optimizers. Those that only name, hold or read a value are counted apart:
+  {apart}.
+- lookups packed, updates packed: out of those that the report knows, packed or left
+  alone with a reason.
+- tables updated by packs: out of all variables that are looked up and trained; no op of
+  stock TensorFlow writes to those any more.
 
 DeepCTR's examples compile with "adam" or "adagrad", which TensorFlow 2.15 takes for its
 new optimizers, `tf.keras.optimizers.Adam` and `Adagrad`. Models of sequences get
@@ -348,7 +392,8 @@ generated histories, FLEN gets the sample of Avazu, all others that of Criteo.
 """
 
 
-def document(rows: list[Row], command: str) -> str:
+def document(rows: dict[str, list[Row]], command: str) -> str:
+    """Markdown; `rows` by title."""
     parts = [
         INTRODUCTION.format(
             command=command,
@@ -359,9 +404,7 @@ def document(rows: list[Row], command: str) -> str:
             apart=", ".join(NO_WORK),
         )
     ]
-    for title in dict.fromkeys(row.optimizer for row in rows):
-        some = [row for row in rows if row.optimizer == title]
-        parts.append(f"## {title}\n\n{markdown(some)}")
+    parts += [f"## {title}\n\n{markdown(of)}" for title, of in rows.items()]
     return "\n".join(parts)
 
 
@@ -391,20 +434,25 @@ def main() -> int:
         unknown = [name for name in chosen if name not in known]
         if unknown:
             parser.error(f"unknown: {', '.join(unknown)}; there are {list(known)}")
-    tf1.logging.set_verbosity(tf1.logging.ERROR)
     jobs = [
-        (model, f"Keras, {optimizer}")
+        (f"Keras, {optimizer}", model, optimizer)
         for optimizer in optimizers
         for model in models
         if model in zoo_models.KERAS
     ]
-    own = "Estimators, Ftrl and Adagrad"
-    jobs += [(model, own) for model in models if model in zoo_models.ESTIMATORS]
-    rows = []
-    for number, (model, title) in enumerate(jobs, 1):
+    jobs += [
+        ("Estimators, Ftrl and Adagrad", model, "")
+        for model in models
+        if model in zoo_models.ESTIMATORS
+    ]
+    rows: dict[str, list[Row]] = collections.defaultdict(list)
+    for number, (title, model, optimizer) in enumerate(jobs, 1):
         print(f"{number} of {len(jobs)}: {model}, {title}", file=sys.stderr)
-        row = measure(model, title.removeprefix("Keras, "), arguments.data)
-        rows.append(dataclasses.replace(row, optimizer=title))
+        # A process for each: TensorFlow keeps the functions of all models.
+        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as p:
+            row = p.submit(measure, model, optimizer, arguments.data).result()
+        rows[title].append(row)
+        print("  " + (row.error or " | ".join(row.cells())), file=sys.stderr)
     command = "python -m benchmarks.zoo"
     if arguments.models:
         command += f" --models {arguments.models}"
@@ -415,7 +463,7 @@ def main() -> int:
     if arguments.write:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
         arguments.write.write_text(text)
-    return int(any(row.packed and not same(row.stock, row.packed) for row in rows))
+    return int(not all(row.same for of in rows.values() for row in of))
 
 
 if __name__ == "__main__":
