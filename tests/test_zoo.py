@@ -7,7 +7,9 @@ import importlib.util
 
 import numpy as np
 import pytest
-from helpers_models import KERAS_2, assert_all_same
+from helpers_models import KERAS_2, assert_all_same, strict, watch
+
+import picasso_tf
 
 if not KERAS_2 or importlib.util.find_spec("deepctr") is None:
     pytest.skip("needs Keras 2 and DeepCTR", allow_module_level=True)
