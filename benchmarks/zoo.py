@@ -205,6 +205,7 @@ class _Record(tf1.train.SessionRunHook):
 def run_estimator(name, clicks, options=None, steps=STEPS, ops=True) -> Run:
     """Trains an Estimator of zoo_models.ESTIMATORS, with its own optimizers."""
     tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(SEED)  # for the initializers without a seed
     record = _Record(ops)
 
     def batches():
