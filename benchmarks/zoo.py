@@ -446,6 +446,11 @@ def main() -> int:
         for model in models
         if model in zoo_models.ESTIMATORS
     ]
+    command = "python -m benchmarks.zoo"
+    if arguments.models:
+        command += f" --models {arguments.models}"
+    if arguments.optimizers != parser.get_default("optimizers"):
+        command += f" --optimizers {arguments.optimizers}"
     rows: dict[str, list[Row]] = collections.defaultdict(list)
     for number, (title, model, optimizer) in enumerate(jobs, 1):
         print(f"{number} of {len(jobs)}: {model}, {title}", file=sys.stderr)
@@ -454,16 +459,10 @@ def main() -> int:
             row = p.submit(measure, model, optimizer, arguments.data).result()
         rows[title].append(row)
         print("  " + (row.error or " | ".join(row.cells())), file=sys.stderr)
-    command = "python -m benchmarks.zoo"
-    if arguments.models:
-        command += f" --models {arguments.models}"
-    if arguments.optimizers != parser.get_default("optimizers"):
-        command += f" --optimizers {arguments.optimizers}"
-    text = document(rows, command)
-    print(text)
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(text)
+        if arguments.write:  # after each: all of them take long
+            arguments.write.parent.mkdir(parents=True, exist_ok=True)
+            arguments.write.write_text(document(rows, command))
+    print(document(rows, command))
     return int(not all(row.same for of in rows.values() for row in of))
 
 
