@@ -50,7 +50,8 @@ class BagSums {
       const bool zero = part.zero_filled && plan.filled(b);
       const T* grad = zero ? nullptr : chunk + j * m.dim;
       for (int64_t e = plan.offsets()[b]; e < plan.offsets()[b + 1]; ++e) {
-        const int64_t id = plan.ids()[e];
+        int64_t id = plan.ids()[e];
+        if (part.filter != nullptr && !part.filter->Keep(id, &id)) continue;
         if (m.tasks != 1 && TaskOf(id, m.tasks) != task) continue;
         const int32_t unique =
             unique_.Position(id, [&](int64_t row) { PrefetchRows(m, row); });

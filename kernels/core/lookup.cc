@@ -65,8 +65,36 @@ int64_t CopyRows(const LookupMember& m, int64_t begin, int64_t end) {
   return bad;
 }
 
+// The same from a table in parts.
+template <typename Id>
+int64_t CopyRowsOfParts(const LookupMember& m, int64_t begin, int64_t end) {
+  const IdsReader<Id> ids(m.ids);
+  const TableParts& parts = *m.parts;
+  const int64_t inner = m.chunk_bytes / m.row_bytes;
+  const int64_t last = end * inner;
+  int64_t bad = -1;
+  int64_t i = begin * inner;
+  for (int64_t o = begin; o < end; ++o) {
+    char* to = m.output + o * m.output_stride;
+    for (int64_t j = 0; j < inner; ++j, ++i, to += m.row_bytes) {
+      if (i + kPrefetchDistance < last) {
+        const char* ahead = parts.Row(ids[i + kPrefetchDistance], m.row_bytes);
+        if (ahead != nullptr) PrefetchRow(ahead, m.row_bytes);
+      }
+      const char* row = parts.Row(ids[i], m.row_bytes);
+      if (row != nullptr) {
+        std::memcpy(to, row, m.row_bytes);
+      } else if (bad < 0) {
+        bad = i;
+      }
+    }
+  }
+  return bad;
+}
+
 template <typename Id>
 int64_t CopyRowsOfAnySize(const LookupMember& m, int64_t begin, int64_t end) {
+  if (m.parts != nullptr) return CopyRowsOfParts<Id>(m, begin, end);
   switch (m.row_bytes) {
     case 4:
       return CopyRows<Id, FixedCopy<4>>(m, begin, end);

@@ -7,6 +7,7 @@
 
 #include "kernels/core/bags.h"
 #include "kernels/core/common.h"
+#include "kernels/core/partition.h"
 
 namespace picasso {
 
@@ -29,6 +30,7 @@ struct LookupMember {
   const char* table = nullptr;  // [rows, row_bytes]; may be null if empty
   int64_t rows = 0;
   int64_t row_bytes = 0;
+  const TableParts* parts = nullptr;  // instead of `table` and `rows`
   IdsView ids;
   PoolFunction pool = nullptr;    // null: rows one by one
   const BagPlan* plan = nullptr;  // instead of `ids`, with `pool`

@@ -8,6 +8,7 @@
 #include "kernels/core/bag_weights.h"
 #include "kernels/core/bags.h"
 #include "kernels/core/common.h"
+#include "kernels/core/partition.h"
 
 namespace picasso {
 
@@ -57,6 +58,9 @@ struct RuleFlags {
 template <typename T>
 struct UpdatePart {
   IdsView ids;
+  // If the variable is one part of several: which ids count. Each such member
+  // looks at all of them, which is cheap for a few parts.
+  const PartFilter* filter = nullptr;
   const BagPlan* plan = nullptr;  // instead of `ids`
   Combiner combiner = Combiner::kSum;
   const BagWeights<Sum<T>>* weights = nullptr;  // null: none
@@ -75,6 +79,7 @@ struct UpdateMember {
   const UpdatePart<T>* parts = nullptr;  // [part_count], in graph order
   int64_t part_count = 0;
   int64_t ids = 0;           // sum over the parts
+  int64_t sharers = 1;       // of how many variables these are the ids
   T* var = nullptr;          // [rows, dim]
   T* slots[kMaxSlots] = {};  // each [rows, dim]
   int64_t rows = 0;

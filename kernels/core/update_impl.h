@@ -145,6 +145,12 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
   for (size_t u = 0; u < ids.size(); ++u) apply(ids[u], sums + u * m.dim);
 }
 
+// How many gradient rows to expect.
+template <typename T>
+int64_t Rows(const UpdateMember<T>& m) {
+  return (m.ids + m.sharers - 1) / m.sharers;
+}
+
 template <typename T, typename RuleT>
 void RunAll(const RuleFlags& flags, UpdateMember<T>* members, int64_t count,
             bool ordered, const ParallelFor& parallel_for) {
@@ -153,12 +159,12 @@ void RunAll(const RuleFlags& flags, UpdateMember<T>* members, int64_t count,
     UpdateMember<T>& m = members[k];
     m.tasks = 1;
     while (!ordered && m.tasks < kMaxTasks &&
-           m.tasks * kElementsPerTask < m.ids * m.dim) {
+           m.tasks * kElementsPerTask < Rows(m) * m.dim) {
       m.tasks *= 2;
     }
     m.first_task = tasks;
     tasks += m.tasks;
-    elements += m.ids * m.dim;
+    elements += Rows(m) * m.dim;
   }
   if (tasks == 0 || elements == 0) return;
   const auto body = [&](int64_t begin, int64_t end) {
@@ -188,8 +194,10 @@ template <typename T, typename Id>
 int64_t FirstBadIn(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
   const IdsReader<Id> ids(part.ids);
   for (int64_t i = 0; i < part.ids.size; ++i) {
-    if (!InRange(ids[i], rows)) {
-      *value = ids[i];
+    int64_t id = ids[i];
+    if (part.filter != nullptr && !part.filter->Keep(id, &id)) continue;
+    if (!InRange(id, rows)) {
+      *value = id;
       return i;
     }
   }
@@ -200,6 +208,7 @@ template <typename T>
 int64_t FirstBadOf(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
   for (int64_t i = 0; i < part.plan->size(); ++i) {
     *value = part.plan->ids()[i];
+    if (part.filter != nullptr && !part.filter->Keep(*value, value)) continue;
     if (!InRange(*value, rows)) return i;
   }
   return -1;

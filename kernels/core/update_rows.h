@@ -31,8 +31,11 @@ void ForEachRowOf(const UpdatePart<T>& part, int64_t dim, int64_t task,
   const T* chunk = part.grad;
   int64_t j = 0;
   for (int64_t i = 0; i < part.ids.size; ++i) {
-    const int64_t id = ids[i];
-    if (tasks == 1 || TaskOf(id, tasks) == task) visit(id, chunk + j * dim);
+    int64_t id = ids[i];
+    const bool kept = part.filter == nullptr || part.filter->Keep(id, &id);
+    if (kept && (tasks == 1 || TaskOf(id, tasks) == task)) {
+      visit(id, chunk + j * dim);
+    }
     if (++j == part.inner) {
       j = 0;
       chunk += part.stride;

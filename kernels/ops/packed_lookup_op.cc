@@ -1,11 +1,14 @@
 #include <numeric>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "kernels/core/lookup.h"
 #include "kernels/core/pool.h"
+#include "kernels/core/pool_parts.h"
 #include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
+#include "kernels/ops/partition_layout.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -37,6 +40,8 @@ class PackedLookupOp : public OpKernel {
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
     OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members));
+    OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, members));
+    OP_REQUIRES_OK(ctx, InitPartTables(ctx));
     first_sparse_ = tables_ + sources;
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members, &member_shape_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "ids_shape", members, &ids_shape_));
@@ -77,8 +82,12 @@ class PackedLookupOp : public OpKernel {
     std::vector<LookupMember> members(count);
     std::vector<TensorShape> shapes(count);
     std::vector<Bags<T>> bags(bags_layout_.any() ? count : 0);
+    std::vector<TableParts> parts(part_tables_.size());
     for (int i = 0; i < count; ++i) {
       OP_REQUIRES_OK(ctx, Fill(ctx, tables, i, &members[i], &shapes[i]));
+      if (partition_layout_.of(i) != nullptr) {
+        OP_REQUIRES_OK(ctx, FillParts(tables, i, &parts[i], &members[i]));
+      }
       if (!bags_layout_.is_bag(i)) continue;
       OP_REQUIRES_OK(ctx, MakeBags(ctx, *tables.value(member_table_[i]), i,
                                    &bags[i], &members[i], &shapes[i]));
@@ -139,13 +148,59 @@ class PackedLookupOp : public OpKernel {
     return Resolve(member_shape_[i], member->ids.size * row_elements, i, shape);
   }
 
+  Status InitPartTables(OpKernelConstruction* ctx) {
+    std::vector<int> flat;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("partition_tables", &flat));
+    const int count = member_table_.size();
+    size_t next = 0;
+    for (int i = 0; i < count; ++i) {
+      const Partition* partition = partition_layout_.of(i);
+      if (partition == nullptr) continue;
+      part_tables_.resize(count);
+      for (int64_t p = 0; p < partition->parts(); ++p, ++next) {
+        const int table = next < flat.size() ? flat[next] : -1;
+        if (table < 0 || table >= tables_ || member_table_[i] < 0) {
+          return errors::InvalidArgument("Part ", p, " of member ", i,
+                                         " reads table ", table, " of ",
+                                         tables_, ".");
+        }
+        part_tables_[i].push_back(table);
+      }
+    }
+    return tensorflow::OkStatus();
+  }
+
+  // The parts of a member whose table is one of several.
+  Status FillParts(const LockedVariables<T>& tables, int i, TableParts* parts,
+                   LookupMember* member) const {
+    parts->partition = partition_layout_.of(i);
+    for (const int t : part_tables_[i]) {
+      const Tensor& table = *tables.value(t);
+      int64_t row_elements = 1;
+      for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
+      if (table.dims() < 1 ||
+          table.dtype() != tensorflow::DataTypeToEnum<T>::value ||
+          row_elements * static_cast<int64_t>(sizeof(T)) != member->row_bytes) {
+        return errors::InvalidArgument(
+            "The parts of field '", member_name_[i],
+            "' differ in the type or shape of their rows: ",
+            table.DebugString(0));
+      }
+      parts->parts.push_back(
+          {static_cast<const char*>(table.data()), table.dim_size(0)});
+    }
+    member->parts = parts;
+    return tensorflow::OkStatus();
+  }
+
   // What Fill leaves open for a member that pools.
   Status MakeBags(OpKernelContext* ctx, const Tensor& table, int i,
                   Bags<T>* bags, LookupMember* member,
                   TensorShape* shape) const {
     TF_RETURN_IF_ERROR(bags_layout_.Make(ctx, first_sparse_, i, member->ids,
                                          member_name_[i], bags));
-    member->pool = &PoolRows<T>;
+    member->pool =
+        member->parts == nullptr ? &PoolRows<T> : &PoolRowsOfParts<T>;
     member->plan = &bags->plan;
     member->combiner = bags_layout_.combiner(i);
     member->zero_filled = bags_layout_.zero_filled(i);
@@ -280,6 +335,10 @@ class PackedLookupOp : public OpKernel {
   Status IdError(OpKernelContext* ctx, const BadId& bad,
                  const LookupMember& member) const {
     const int i = bad.member;
+    if (member.parts != nullptr) {
+      return BadPartitionedIdError(IdsOf(member), *member.parts,
+                                   member_name_[i]);
+    }
     if (member.plan != nullptr) {
       return BadBagIdError(bad, *member.plan, member.rows, member_name_[i]);
     }
@@ -290,6 +349,24 @@ class PackedLookupOp : public OpKernel {
       TF_RETURN_IF_ERROR(Resolve(ids_shape_[i], member.ids.size, i, &shape));
     }
     return BadIdError(bad, shape, member.rows, member_name_[i]);
+  }
+
+  // The ids that TensorFlow looks up: those of bags once each.
+  static std::vector<int64_t> IdsOf(const LookupMember& member) {
+    std::vector<int64_t> ids;
+    if (member.plan != nullptr) {
+      std::unordered_set<int64_t> seen;
+      for (int64_t i = 0; i < member.plan->size(); ++i) {
+        const int64_t id = member.plan->ids()[i];
+        if (seen.insert(id).second) ids.push_back(id);
+      }
+      return ids;
+    }
+    for (int64_t i = 0; i < member.ids.size; ++i) {
+      ids.push_back(member.ids.is_int64 ? IdsReader<int64_t>(member.ids)[i]
+                                        : IdsReader<int32_t>(member.ids)[i]);
+    }
+    return ids;
   }
 
   int first_dense(OpKernelContext* ctx) const {
@@ -304,6 +381,8 @@ class PackedLookupOp : public OpKernel {
       0;  // members that outputs hold; others are asked for their shape
   IdsLayout layout_;
   BagsLayout bags_layout_;
+  PartitionLayout partition_layout_;
+  std::vector<std::vector<int>> part_tables_;  // of members in parts
   std::vector<int> member_table_;
   std::vector<PartialTensorShape> member_shape_;
   std::vector<PartialTensorShape> ids_shape_;

@@ -6,6 +6,7 @@
 #include "kernels/core/update.h"
 #include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
+#include "kernels/ops/partition_layout.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/public/version.h"
@@ -72,6 +73,8 @@ class PackedUpdateOp : public OpKernel {
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, parts_, id_types.size()));
     OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, parts_));
+    OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, parts_));
+    OP_REQUIRES_OK(ctx, InitFilters(ctx));
     ids_sources_ = id_types.size();
     OP_REQUIRES_OK(ctx, GetList(ctx, "grad_source", parts_, &grad_source_));
     OP_REQUIRES_OK(ctx,
@@ -122,6 +125,10 @@ class PackedUpdateOp : public OpKernel {
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
         OP_REQUIRES_OK(ctx, layout_.View(ctx, first_ids, p, &parts[p].ids));
         int64_t rows = parts[p].ids.size;
+        if (partition_layout_.of(p) != nullptr) {
+          parts[p].filter = &filters_[p];
+          m.sharers = filters_[p].partition->parts();
+        }
         if (bags_layout_.is_bag(p)) {
           OP_REQUIRES_OK(
               ctx, bags_layout_.Make(ctx, first_ids + ids_sources_, p,
@@ -160,6 +167,23 @@ class PackedUpdateOp : public OpKernel {
  private:
   static constexpr bool kFloatOrDouble =
       std::is_same_v<T, float> || std::is_same_v<T, double>;
+
+  Status InitFilters(OpKernelConstruction* ctx) {
+    if (!partition_layout_.any()) return tensorflow::OkStatus();
+    std::vector<int> index;
+    TF_RETURN_IF_ERROR(GetList(ctx, "partition_index", parts_, &index));
+    filters_.resize(parts_);
+    for (int p = 0; p < parts_; ++p) {
+      const Partition* partition = partition_layout_.of(p);
+      if (partition == nullptr) continue;
+      if (index[p] < 0 || index[p] >= partition->parts()) {
+        return errors::InvalidArgument("There is no part ", index[p], " of ",
+                                       partition->parts(), ".");
+      }
+      filters_[p] = {partition, index[p]};
+    }
+    return tensorflow::OkStatus();
+  }
 
   Status FillVariables(const LockedVariables<T>& vars, int i,
                        UpdateMember<T>* m) const {
@@ -272,6 +296,8 @@ class PackedUpdateOp : public OpKernel {
   int parts_ = 0;
   int ids_sources_ = 0;
   BagsLayout bags_layout_;
+  PartitionLayout partition_layout_;
+  std::vector<PartFilter> filters_;  // [parts], of variables in parts
   RuleFlags flags_;
   bool use_locking_ = false;
   bool sum_duplicates_ = true;

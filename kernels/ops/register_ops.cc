@@ -218,6 +218,7 @@ Status UpdateShapes(InferenceContext* c) {
   int vars = 0, slots = 0, hyper = 0, steps = 0, grads = 0;
   std::vector<tensorflow::DataType> id_types;
   std::vector<int> ids_source, ids_width, grad_source, chunk_dims, bag_rows;
+  std::vector<int> partition_parts;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &vars));
   TF_RETURN_IF_ERROR(c->GetAttr("S", &slots));
   TF_RETURN_IF_ERROR(c->GetAttr("H", &hyper));
@@ -229,6 +230,7 @@ Status UpdateShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("grad_source", &grad_source));
   TF_RETURN_IF_ERROR(c->GetAttr("grad_chunk_dims", &chunk_dims));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
+  TF_RETURN_IF_ERROR(c->GetAttr("partition_parts", &partition_parts));
   const size_t parts = ids_source.size();
   const int first_grad = vars + slots + hyper + steps;
   if (ids_width.size() != parts || grad_source.size() != parts ||
@@ -244,7 +246,8 @@ Status UpdateShapes(InferenceContext* c) {
       return errors::InvalidArgument("Part ", p, " has no input.");
     }
     if (ids_width[p] >= 0 || chunk_dims[p] >= 0 ||
-        (!bag_rows.empty() && bag_rows[p] >= 0)) {
+        (!bag_rows.empty() && bag_rows[p] >= 0) ||
+        (partition_parts.size() == parts && partition_parts[p] > 0)) {
       continue;
     }
     const ShapeHandle grad = c->input(first_grad + grad_source[p]);
@@ -290,6 +293,11 @@ Status UpdateShapes(InferenceContext* c) {
 //              result has the shape's leading dimensions, else the bags are one
 //              dimension.
 //
+//   partition_*: of members whose table is in parts, by the rules of
+//              tf.nn.embedding_lookup: strategy "mod" or "div" ("": one table),
+//              their number and, for "div", rows of all of them. Member by
+//              member, partition_tables names each part's resource.
+//
 // Ids are checked against their own table: a bad one is InvalidArgument.
 // Works with no ids. Gradient: picasso_tf/ops.py.
 REGISTER_OP("PicassoPackedLookup")
@@ -330,6 +338,10 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("bag_default_id: list(int) = []")
     .Attr("bag_zero_filled: list(bool) = []")
     .Attr("bag_full_shape: list(bool) = []")
+    .Attr("partition_strategy: list(string) = []")
+    .Attr("partition_parts: list(int) = []")
+    .Attr("partition_rows: list(int) = []")
+    .Attr("partition_tables: list(int) = []")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
@@ -349,6 +361,9 @@ REGISTER_OP("PicassoPackedLookup")
 //              from their end.
 //   ids, sparse, bag_*: as for PicassoPackedLookup, per part. The gradient of
 //              bags has one row per bag.
+//   partition_*: of a variable that is one part of several, per part of the
+//              update: as for PicassoPackedLookup, and which part it is
+//              (partition_index). Only its ids count.
 //   sum_duplicates: sum the rows of one id before the rule is applied once.
 //
 // A bad id is InvalidArgument, and nothing is changed. No gradient: the stock
@@ -399,6 +414,10 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("bag_default_id: list(int) = []")
     .Attr("bag_zero_filled: list(bool) = []")
     .Attr("bag_full_shape: list(bool) = []")
+    .Attr("partition_strategy: list(string) = []")
+    .Attr("partition_parts: list(int) = []")
+    .Attr("partition_rows: list(int) = []")
+    .Attr("partition_index: list(int) = []")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(UpdateShapes);

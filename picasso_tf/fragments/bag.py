@@ -12,6 +12,7 @@ import dataclasses
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
 from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
 
 # The pooling ops, and the combiner of each.
@@ -355,7 +356,9 @@ class Bag:
     """The pooling behind a lookup.
 
     Attributes:
-      gather: the ResourceGather of the unique ids.
+      gather: the ResourceGather of the unique ids, or, of a variable in parts,
+        the stitch of what its parts gather.
+      unique: the unique ids.
       row_shapes: Shapes of what it gathers.
       combiner: "sum", "mean" or "sqrtn".
       bags: which ids are pooled.
@@ -367,6 +370,7 @@ class Bag:
     """
 
     gather: Node
+    unique: Tensor
     row_shapes: tuple[Node, ...]
     combiner: str
     bags: BagIds
@@ -382,28 +386,59 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     device = node.device
     rows, positions, segments = node.inputs[:3]
     gather = view.movable(view.skip(rows, FORWARDING), device, held=True)
-    if gather is None or gather.op != "ResourceGather":
+    stitched = reshape = None
+    if gather is not None and gather.op == "Reshape":
+        stitched, reshape = _stitched_behind(view, gather, device), gather.name
+        if stitched is None or isinstance(stitched, str):
+            return stitched
+        gather = stitched.node
+    elif gather is None or gather.op != "ResourceGather":
         return None
     unique = view.movable(positions, device)
     if unique is None or unique.op != "Unique" or positions[1] != 1:
         return "the rows that it pools are not those of unique ids"
-    if gather.inputs[1] != (unique.name, 0):
+    looked_up = (
+        gather.inputs[1]
+        if stitched is None
+        else view.skip(stitched.ids, FORWARDING | {"Reshape"})
+    )
+    if looked_up != (unique.name, 0):
         return "the ids that it pools are not those that are looked up"
-    row_shapes = _shapes_of_rows(view, (gather.name, 0), node)
+    row_shapes = _shapes_of_rows(view, (gather.name, 0), node, reshape)
     if row_shapes is None:
         return "the rows that it pools are read by others too"
     index_type = unique.attr("T")
     bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
     results, interior, zero, full = _results(view, node, bags)
     combiner = POOL_OPS[node.op]
-    return Bag(gather, row_shapes, combiner, bags, zero, full, results, interior)
+    return Bag(
+        gather, looked_up, row_shapes, combiner, bags, zero, full, results, interior
+    )
+
+
+def _stitched_behind(
+    view: GraphView, reshape: Node, device: str
+) -> Stitched | str | None:
+    """The lookup of a variable in parts behind the Reshape that gives it the
+    shape of the ids; a reason why it is left alone; None: there is none."""
+    stitch = view.movable(reshape.inputs[0], device, held=True)
+    if stitch is None or stitch.op not in STITCH_OPS or reshape.controls:
+        return None
+    stitched = match_stitched(view, stitch)
+    if stitched is None or isinstance(stitched, str):
+        return stitched
+    shape = view.shape((reshape.name, 0))
+    table = view.table(stitched.gathers[0].inputs[0]).shape
+    if shape is None or table is None or len(shape) != 2 or shape[1:] != table[1:]:
+        return "the shape of the rows that it pools is not known"
+    return stitched
 
 
 def _shapes_of_rows(
-    view: GraphView, rows: Tensor, pool: Node
+    view: GraphView, rows: Tensor, pool: Node, reshape: str | None = None
 ) -> tuple[Node, ...] | None:
     """The Shapes that read the rows of unique ids besides the pooling op; None if
-    others do, too."""
+    others do, too. `reshape` is passed: it changes nothing."""
     if rows[0] in view.preserve:
         return None
     shapes: list[Node] = []
@@ -412,8 +447,8 @@ def _shapes_of_rows(
             continue
         if reader.op == "Shape" and reader.attr("out_type") != dtypes.int64:
             shapes.append(reader)
-        elif reader.op in FORWARDING:
-            inner = _shapes_of_rows(view, (reader.name, 0), pool)
+        elif reader.op in FORWARDING or reader.name == reshape:
+            inner = _shapes_of_rows(view, (reader.name, 0), pool, reshape)
             if inner is None:
                 return None
             shapes.extend(inner)

@@ -10,6 +10,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
+from picasso_tf.fragments.partition import IdsOfPart, match_part_grad
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
 
 
@@ -67,6 +68,8 @@ class Part:
         there.
       bags: where the rows are those of bags, which ids these hold; their combiner;
         whether the gradient of bags that were filled is zero.
+      of: where the variable is one part of several: which part, whose ids alone
+        count. (Its own `ids` repeat in front of what picks them.)
     """
 
     ids: Ids
@@ -75,6 +78,7 @@ class Part:
     bags: BagIds | None = None
     combiner: str = ""
     zero_filled: bool = False
+    of: IdsOfPart | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +159,31 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
 
 
 def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
+    found = match_part_grad(view, values, ids, device)
+    if found is not None and not isinstance(found, str):
+        part = _part_behind(view, found, index_type, device)
+        if part is not None:
+            return part
     bag = match_bag_grad(view, values, ids, index_type, device)
     if bag is None:
         grad, waits, _ = _find_grad(view, values, device)
         return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
     grad, waits, zeroed = _find_grad(view, bag.grad, device, bag)
     return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
+
+
+def _part_behind(view: GraphView, found, index_type, device: str) -> Part | None:
+    """The gradient of all parts behind that of one; None: something holds back
+    what lies in between for longer than can be told."""
+    part = _part(view, found.values, found.part.ids, index_type, device)
+    grad = part.grad.source if isinstance(part.grad, Slice) else part.grad
+    waits = set(part.waits)
+    for barrier in found.barriers:
+        effects = view.effects_before(barrier, grad[0])
+        if effects is None:
+            return None
+        waits |= effects
+    return dataclasses.replace(part, waits=frozenset(waits), of=found.part)
 
 
 def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:

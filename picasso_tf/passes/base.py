@@ -14,6 +14,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.edits import Edits
 from picasso_tf.fragments.bag import BagIds
 from picasso_tf.fragments.ids import Ids
+from picasso_tf.fragments.partition import Partition
 from picasso_tf.graph import GraphView, Node, Shape, Tensor
 from picasso_tf.options import Options
 from picasso_tf.report import Pack, Skipped
@@ -222,6 +223,28 @@ class BagAttrs:
         columns = map(list, zip(*self._rows, strict=True))
         return {"Tsparse": self._types} | {
             f"bag_{name}": column for name, column in zip(names, columns, strict=True)
+        }
+
+
+class PartitionAttrs:
+    """The partition_* attributes of a packed op; nothing at all if no member is
+    of a variable in parts."""
+
+    def __init__(self):
+        self._rows: list[tuple[str, int, int]] = []
+
+    def append(self, partition: Partition | None) -> None:
+        none = ("", 0, 0)
+        self._rows.append(dataclasses.astuple(partition) if partition else none)
+
+    def attrs(self, **more: list[int]) -> dict[str, Any]:
+        if not any(parts for _, parts, _ in self._rows):
+            return {}
+        names = ("strategy", "parts", "rows", *more)
+        columns = (*map(list, zip(*self._rows, strict=True)), *more.values())
+        return {
+            f"partition_{name}": column
+            for name, column in zip(names, columns, strict=True)
         }
 
 

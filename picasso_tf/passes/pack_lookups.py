@@ -23,9 +23,11 @@ from picasso_tf.fragments.lookup import (
     POOLED_OPS,
     Lookup,
     match_lookup,
+    match_parts,
     match_pooled,
     why_dense_is_left,
 )
+from picasso_tf.fragments.partition import STITCH_OPS
 from picasso_tf.graph import (
     FORWARDING,
     GraphView,
@@ -38,6 +40,7 @@ from picasso_tf.passes.base import (
     BagAttrs,
     IdsAttrs,
     InputList,
+    PartitionAttrs,
     Pass,
     PassResult,
     add_pack,
@@ -105,7 +108,7 @@ class PackLookups(Pass):
             if reason:
                 result.skip(node, reason)
         edits = Edits(view)
-        levels = view.levels(lookup.node.name for lookup in lookups)
+        lookups, levels = _without_early_waiters(view, lookups, result)
         runs: list[tuple[int, list[Lookup]]] = []
         for level, members in group(
             view, levels, lookups, lambda x: x.node, lambda x: x.dtype
@@ -136,7 +139,7 @@ class PackLookups(Pass):
         """Lookups that may be packed; why others may not is added to `result`.
         Where pooling cannot be packed, the lookup of the unique ids still may."""
         lookups = []
-        pooled: dict[str, str] = {}
+        packed: set[str] = set()
         for node in view.of_types(POOLED_OPS):
             matched = match_pooled(view, node)
             if matched is None:
@@ -147,9 +150,22 @@ class PackLookups(Pass):
                 result.skip(node, f"its lookup alone may be packed: {matched}")
             else:
                 lookups.append(matched)
-                pooled[matched.gather.name] = node.name
+                packed.update(x.name for x in matched.nodes)
+        for node in view.of_types(STITCH_OPS):
+            if node.name in packed:
+                continue
+            matched = match_parts(view, node)
+            if matched is None:
+                continue
+            if not isinstance(matched, str):
+                matched = self._reason_against(view, matched) or matched
+            if isinstance(matched, str):
+                result.skip(node, f"its parts alone may be packed: {matched}")
+            else:
+                lookups.append(matched)
+                packed.update(x.name for x in matched.nodes)
         for node in view.of_types(LOOKUP_OPS):
-            if node.name in pooled:
+            if node.name in packed:
                 continue
             matched = match_lookup(view, node)
             if not isinstance(matched, str):
@@ -162,7 +178,7 @@ class PackLookups(Pass):
         return lookups
 
     def _reason_against(self, view: GraphView, lookup: Lookup) -> str | None:
-        if self.options.excludes(lookup.table.name):
+        if any(self.options.excludes(table.name) for table in lookup.tables):
             return "excluded by Options.exclude"
         if lookup.bag is None:
             if not lookup.ids.natural and _result_shape(lookup) is None:
@@ -172,6 +188,28 @@ class PackLookups(Pass):
         if not keeps_guard(view, lookup.node, lookup.inputs()):
             return "its ids come from another branch"
         return None
+
+
+def _without_early_waiters(
+    view: GraphView, lookups: list[Lookup], result: PassResult
+) -> tuple[list[Lookup], dict[str, int]]:
+    """Lookups, and all nodes' levels, without those that do the work of a node for
+    which one of a lower level waits: it may lead to a lookup of the same pack."""
+    while True:
+        levels = view.levels(lookup.node.name for lookup in lookups)
+        early = {
+            lookup.node.name
+            for lookup in lookups
+            for node in lookup.nodes[:-1]
+            for waiter in view.control_consumers(node.name)
+            if levels[waiter.name] < levels[lookup.node.name]
+        }
+        if not early:
+            return lookups, levels
+        for lookup in lookups:
+            if lookup.node.name in early:
+                result.skip(lookup.node, "others wait for a part of its work alone")
+        lookups = [x for x in lookups if x.node.name not in early]
 
 
 def _volume(lookup: Lookup) -> int:
@@ -287,8 +325,9 @@ class _Packer:
                 self._replace(result.tensor, (name, index))
             self._edits.remove(result.tensor[0], waits_for=name)
         for lookup in self._lookups:
+            for node in lookup.nodes:
+                self._edits.remove(node.name, waits_for=name)
             if lookup.bag is not None:
-                self._edits.remove(lookup.gather.name, waits_for=name)
                 for shape in lookup.bag.row_shapes:
                     self._replace_row_shape(lookup, shape)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
@@ -296,7 +335,7 @@ class _Packer:
             name,
             "lookup",
             tuple(lookup.node.name for lookup in self._lookups),
-            len({lookup.table.root for lookup in self._lookups}),
+            len({table.root for lookup in self._lookups for table in lookup.tables}),
             sum(_volume(lookup) for lookup in self._lookups),
             f"{folded} joins folded" if folded else "",
         )
@@ -475,7 +514,7 @@ class _Packer:
     def _replace_row_shape(self, lookup: Lookup, shape: Node) -> None:
         """[unique ids, dim] without the rows, for a gradient that stays."""
         add = functools.partial(self._edits.add, device=shape.device)
-        unique = lookup.gather.inputs[1]
+        unique = lookup.bag.unique
         dtype = self._view.nodes[unique[0]].attr("T")
         count = add(
             f"{shape.name}/ids", "Shape", [unique], T=dtype, out_type=dtypes.int32
@@ -504,6 +543,7 @@ class _Packer:
 
     def _add(self, outputs: list[_Output], shapes: list[_Result]):
         tables, dense, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
+        partitions, part_tables = PartitionAttrs(), []
         member_table, member_shape, member_name, ids_shape = [], [], [], []
         members = [member for output in outputs for member in output.members]
         entry_of: dict[tuple[str, Shape | None], int] = {}
@@ -519,10 +559,14 @@ class _Packer:
             shape = None
             if lookup is None:
                 member_table.append(-1 - dense.position(member.dense))
+                partitions.append(None)
                 ids.append_none()
                 bags.append_none()
             else:
-                member_table.append(tables.position(lookup.gather.inputs[0]))
+                positions = [tables.position(handle) for handle in lookup.handles]
+                member_table.append(positions[0])
+                partitions.append(lookup.stitched and lookup.stitched.partition)
+                part_tables.extend(positions if lookup.stitched else ())
                 ids.append(lookup.ids)
                 if lookup.bag is None:
                     shape = None if lookup.ids.natural else lookup.ids.shape
@@ -564,6 +608,7 @@ class _Packer:
             shape_members=shape_members,
             **ids.attrs(),
             **bags.attrs(),
+            **partitions.attrs(tables=part_tables),
         )
 
 

@@ -13,6 +13,7 @@ from picasso_tf.passes.base import (
     BagAttrs,
     IdsAttrs,
     InputList,
+    PartitionAttrs,
     Pass,
     PassResult,
     add_pack,
@@ -94,6 +95,7 @@ def _inputs(update: SparseUpdate):
 def _volume(update: SparseUpdate) -> int:
     return sum(
         volume(part.ids.shape, update.table.shape, update.dtype.size)
+        // (part.of.partition.parts if part.of else 1)
         for part in update.parts
     )
 
@@ -102,7 +104,8 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
     first = members[0]
     rule = first.rule
     hyper, grads, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
-    hyper_index, scale_index, slices = [], [], []
+    partitions = PartitionAttrs()
+    hyper_index, scale_index, slices, index_of_part = [], [], [], []
     for member in members:
         hyper_index.extend(hyper.position(tensor) for tensor in member.hyper)
         scale_index.append(-1 if member.scale is None else hyper.position(member.scale))
@@ -112,6 +115,8 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
                 bags.append_none()
             else:
                 bags.append(part.bags, part.combiner, part.zero_filled)
+            partitions.append(part.of and part.of.partition)
+            index_of_part.append(part.of.index if part.of else -1)
             whole = not isinstance(part.grad, Slice)
             cut_ = Slice(part.grad, -1, 0, 0) if whole else part.grad
             slices.append((grads.position(cut_.source), *dataclasses.astuple(cut_)[1:]))
@@ -164,6 +169,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         **dict(first.flags),
         **ids.attrs(),
         **bags.attrs(),
+        **partitions.attrs(index=index_of_part),
     )
     for member in members:
         edits.remove(member.node.name, waits_for=name)
