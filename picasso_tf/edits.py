@@ -24,6 +24,7 @@ class Edits:
         self._tensors: dict[Tensor, Tensor] = {}
         self._stand_ins: dict[str, Tensor] = {}
         self._controls: dict[str, str] = {}
+        self._waits: dict[str, list[str]] = {}
         self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
 
     def __bool__(self) -> bool:
@@ -80,6 +81,10 @@ class Edits:
         if name in self._view.keep:
             self.moved[name] = waits_for
 
+    def wait(self, name: str, waits_for: str) -> None:
+        """Lets a node, or what was added in its place, wait for an added node."""
+        self._waits.setdefault(name, []).append(waits_for)
+
     def set_inputs(self, name: str, inputs: Sequence[Tensor], **attrs: Any) -> None:
         """Gives a node other inputs (its control inputs stay) and attributes."""
         self._inputs[name] = (tuple(inputs), attrs)
@@ -87,6 +92,10 @@ class Edits:
     def apply(self) -> list[node_def_pb2.NodeDef]:
         """The edited graph: nodes in their old order, new ones at the end."""
         view = self._view
+        waits: dict[str, list[str]] = {}
+        for name, waits_for in self._waits.items():
+            late = self._controls.get(name, name)
+            waits.setdefault(late, []).extend(waits_for)
         kept: list[node_def_pb2.NodeDef] = []
         for name, node in view.nodes.items():
             if name in self._removed:
@@ -95,6 +104,7 @@ class Edits:
                 continue
             kept.append(self._rewired(self._with_inputs(node)))
         kept.extend(self._rewired(node) for node in self._added)
+        kept = [_waiting(node, waits.get(node.name, ())) for node in kept]
         return self._without_orphans(kept)
 
     def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
@@ -119,8 +129,10 @@ class Edits:
         else:
             stand_in.op = "Identity"
             stand_in.input.append(tensor_name(replacement))
-            dtype = node.copy_attr("dtype") or node.copy_attr("T")
-            stand_in.attr["T"].CopyFrom(dtype)
+            for key in ("dtype", "Tparams", "DstT", "T"):
+                if node.copy_attr(key) is not None:
+                    stand_in.attr["T"].CopyFrom(node.copy_attr(key))
+                    break
         return stand_in
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
@@ -185,6 +197,20 @@ class Edits:
         if not dropped:
             return nodes
         return [node for node in nodes if node.name not in dropped]
+
+
+def _waiting(
+    node: node_def_pb2.NodeDef, waits_for: Sequence[str]
+) -> node_def_pb2.NodeDef:
+    """The node, with control edges from all of these but itself."""
+    known = {_edge_node(edge) for edge in node.input if edge[0] == "^"}
+    new = [name for name in waits_for if name != node.name and name not in known]
+    if not new:
+        return node
+    copy = node_def_pb2.NodeDef()
+    copy.CopyFrom(node)
+    copy.input.extend("^" + name for name in dict.fromkeys(new))
+    return copy
 
 
 def _edge_node(edge: str) -> str:

@@ -7,7 +7,7 @@ passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
@@ -15,6 +15,8 @@ from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
 Tensor = tuple[str, int]  # node name, output port
 Shape = tuple[int | None, ...]  # None: a dimension that is not known
+# Edges that a rewrite will add: what a node is to wait for, by its name.
+Waits = Mapping[str, Collection[str]]
 
 
 class Node:
@@ -98,7 +100,12 @@ class Table(NamedTuple):
 
 # Ops whose output is their first input, as far as values go.
 FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
-_SAME_SHAPE = FORWARDING | {"Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter"}
+_SAME_SHAPE = FORWARDING | {
+    *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
+}
+_ELEMENTWISE = frozenset(
+    {"Mul", "RealDiv", "AddV2", "Sub", "Less", "Minimum", "Maximum", "SelectV2"}
+)
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 
@@ -162,6 +169,7 @@ class GraphView:
         self._roots = None if roots is None else [frozenset(root) for root in roots]
         self._serves: dict[str, int] | None = None
         self._order: list[Node] | None = None
+        self._readers: dict[str, list[Node]] | None = None
         self._unheld: dict[Tensor, bool] = {}
         self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
@@ -242,14 +250,29 @@ class GraphView:
         fed nodes count, as TensorFlow's optimizers count them. Among
         nodes that are ready, graph order decides, so the order is repeatable.
         """
-        if self._order is not None:
-            return self._order
+        if self._order is None:
+            order, stuck = self._sorted({})
+            if stuck:
+                raise ValueError(
+                    "The graph has a cycle that no loop explains, through "
+                    f"{sorted(stuck)[:5]}."
+                )
+            self._order = order
+        return self._order
+
+    def stuck(self, waits: Waits) -> set[str]:
+        """Names of the nodes that would never run with additional edges: those on
+        cycles, and what comes behind them."""
+        return self._sorted(waits)[1] if waits else set()
+
+    def _sorted(self, waits: Waits) -> tuple[list[Node], set[str]]:
+        """Nodes in order, and the names of those behind a cycle."""
         waiting: dict[str, int] = {}
         ready: collections.deque[Node] = collections.deque()
         followers: dict[str, list[Node]] = {}
         for name, node in self.nodes.items():
             edges = 0
-            for source in self._sources(node):
+            for source in self._sources(node, waits):
                 followers.setdefault(source, []).append(node)
                 edges += 1
             waiting[name] = edges
@@ -263,15 +286,47 @@ class GraphView:
                 waiting[follower.name] -= 1
                 if waiting[follower.name] == 0:
                     ready.append(follower)
-        if len(order) != len(waiting):
-            stuck = sorted(name for name, edges in waiting.items() if edges > 0)
-            raise ValueError(
-                f"The graph has a cycle that no loop explains, through {stuck[:5]}."
-            )
-        self._order = order
-        return order
+        if len(order) == len(waiting):
+            return order, set()
+        return order, {name for name, edges in waiting.items() if edges > 0}
 
-    def _sources(self, node: Node) -> Iterable[str]:
+    def comes_before(self, names: Iterable[str], last: str, waits: Waits) -> bool:
+        """Whether node `last` depends on one of the nodes, itself included."""
+        wanted = frozenset(names)
+        seen: set[str] = set()
+        pending = [last]
+        while pending:
+            name = pending.pop()
+            if name in seen:
+                continue
+            if name in wanted:
+                return True
+            seen.add(name)
+            pending.extend(self._sources(self.nodes[name], waits))
+        return False
+
+    def behind(self, nodes: Iterable[Node]) -> Iterable[Node]:
+        """The nodes, and all that depend on them."""
+        pending = list(nodes)
+        seen = {node.name for node in pending}
+        while pending:
+            node = pending.pop()
+            yield node
+            for follower in self._followers(node.name):
+                if follower.name not in seen:
+                    seen.add(follower.name)
+                    pending.append(follower)
+
+    def _followers(self, name: str) -> Sequence[Node]:
+        """Who reads an output of the node, or waits for it."""
+        if self._readers is None:
+            self._readers = {}
+            for node in self.nodes.values():
+                for source in {*(source for source, _ in node.inputs), *node.controls}:
+                    self._readers.setdefault(source, []).append(node)
+        return self._readers.get(name, ())
+
+    def _sources(self, node: Node, waits: Waits) -> Iterable[str]:
         """Names of nodes that must run before `node`, with repetitions."""
         closes_loop = node.op in ("Merge", "RefMerge")
         for tensor in node.inputs:
@@ -284,18 +339,23 @@ class GraphView:
         for name in node.controls:
             if name in self.nodes:
                 yield name
+        yield from waits.get(node.name, ())
 
-    def levels(self, anchors: Iterable[str]) -> dict[str, int]:
+    def levels(self, anchors: Iterable[str], waits: Waits | None = None):
         """Per node, the most anchors on a path that ends with it.
+
+        `waits` are edges that the rewrite will add: they must close no cycle.
 
         Two anchors of one level cannot depend on each other, and any number of
         groups of anchors, each of one level, can be contracted at once without
         a cycle: every edge into a group rises by a level, and none falls.
         """
         anchor_set = frozenset(anchors)
+        waits = waits or {}
         levels: dict[str, int] = {}
-        for node in self.order():
-            level = max((levels[source] for source in self._sources(node)), default=0)
+        for node in self._sorted(waits)[0] if waits else self.order():
+            sources = self._sources(node, waits)
+            level = max((levels[source] for source in sources), default=0)
             levels[node.name] = level + (node.name in anchor_set)
         return levels
 
@@ -493,15 +553,20 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
+        if op == "GatherV2":
+            ids, table = self.shape(node.inputs[1]), self.shape(first)
+            if ids is None or table is None or node.attr("batch_dims", 0) != 0:
+                return None
+            return ids + table[1:] if self.constant_int(node.inputs[2]) == 0 else None
         if op == "Reshape":
             return self._reshaped(first, node.inputs[1])
         if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
             shape = self.shape(first if op != "Split" else node.inputs[1])
             return None if shape is None else self._resized(node, shape)
-        if op in ("Mul", "RealDiv", "AddV2", "Sub"):
-            a, b = (self.shape(operand) for operand in node.inputs)
-            if a == () or b == ():
-                return a if b == () else b
+        if op in _ELEMENTWISE:
+            shapes = {self.shape(operand) for operand in node.inputs} - {()}
+            if len(shapes) < 2:
+                return next(iter(shapes), ())
         return None
 
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
@@ -550,6 +615,8 @@ class GraphView:
             size = shape[axis]
             part = None if size is None else size // node.attr("num_split", 1)
             return (*shape[:axis], part, *shape[axis + 1 :])
+        if len(shape) == 1 and node.attr("shrink_axis_mask", 0) == 1:
+            return ()
         columns = column_slice(self, node)
         if columns is None:
             return None

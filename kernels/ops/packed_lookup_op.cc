@@ -44,6 +44,10 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "output_stack", outputs_, &stack_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shape_members", &shape_members_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("cast_rows", &cast_rows_));
+    OP_REQUIRES(ctx, !cast_rows_ || kCast != RowCast::kNone,
+                errors::InvalidArgument("Rows are cast to half and bfloat16 "
+                                        "alone."));
     for (size_t i = 0; i < members; ++i) {
       const int t = member_table_[i];
       OP_REQUIRES(
@@ -67,7 +71,7 @@ class PackedLookupOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     LockedVariables<T> tables;
     OP_REQUIRES_OK(ctx, tables.Add(ctx, 0, tables_));
-    OP_REQUIRES_OK(ctx, tables.Lock(ctx, /*exclusive=*/false));
+    OP_REQUIRES_OK(ctx, tables.Lock(ctx, Access::kRead));
 
     const int count = member_table_.size();
     std::vector<LookupMember> members(count);
@@ -93,6 +97,11 @@ class PackedLookupOp : public OpKernel {
   }
 
  private:
+  static constexpr RowCast kCast =
+      std::is_same_v<T, Eigen::half>       ? RowCast::kFloatToHalf
+      : std::is_same_v<T, Eigen::bfloat16> ? RowCast::kFloatToBfloat16
+                                           : RowCast::kNone;
+
   // The member's source and its logical shape, as its consumers see it.
   Status Fill(OpKernelContext* ctx, const LockedVariables<T>& tables, int i,
               LookupMember* member, TensorShape* shape) const {
@@ -107,19 +116,23 @@ class PackedLookupOp : public OpKernel {
     if (table.dims() < 1) {
       return errors::InvalidArgument("params must be at least 1 dimensional");
     }
-    if (table.dtype() != tensorflow::DataTypeToEnum<T>::value) {
+    const tensorflow::DataType type =
+        cast_rows_ ? tensorflow::DT_FLOAT
+                   : tensorflow::DataTypeToEnum<T>::value;
+    if (table.dtype() != type) {
       return errors::InvalidArgument(
           "Field '", member_name_[i], "' reads a variable of type ",
           tensorflow::DataTypeString(table.dtype()), ", expected ",
-          tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value),
-          ".");
+          tensorflow::DataTypeString(type), ".");
     }
-    TF_RETURN_IF_ERROR(layout_.View(ctx, tables_, i, &member->ids));
     member->table = static_cast<const char*>(table.data());
     member->rows = table.dim_size(0);
+    TF_RETURN_IF_ERROR(
+        layout_.View(ctx, tables_, i, member->rows, &member->ids));
     int64_t row_elements = 1;
     for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
-    member->row_bytes = row_elements * sizeof(T);
+    member->row_bytes = row_elements * tensorflow::DataTypeSize(type);
+    if (cast_rows_) member->cast = kCast;
     if (member_shape_[i].unknown_rank()) {
       *shape = ctx->input(tables_ + layout_.source(i)).shape();
       for (int d = 1; d < table.dims(); ++d) {
@@ -197,9 +210,9 @@ class PackedLookupOp : public OpKernel {
     if (count == 1 && !stack_[k] && members[0].dense == nullptr) {
       // A lookup by itself: the axis does not matter, rows stay whole.
       members[0].outer = members[0].ids.size;
-      members[0].chunk_bytes = members[0].row_bytes;
+      members[0].chunk_bytes = members[0].written_bytes();
       members[0].output = static_cast<char*>(output->data());
-      members[0].output_stride = members[0].row_bytes;
+      members[0].output_stride = members[0].chunk_bytes;
       return tensorflow::OkStatus();
     }
     int64_t outer = 1;
@@ -216,7 +229,7 @@ class PackedLookupOp : public OpKernel {
       m.output_stride = stride;
       to += m.chunk_bytes;
       if (m.dense == nullptr && m.row_bytes > 0 &&
-          m.chunk_bytes % m.row_bytes != 0) {
+          m.chunk_bytes % m.written_bytes() != 0) {
         return errors::InvalidArgument("Field '", member_name_[first + j],
                                        "' of shape ", shapes[j].DebugString(),
                                        " would have its rows cut.");
@@ -272,6 +285,7 @@ class PackedLookupOp : public OpKernel {
   std::vector<int> chunk_dims_;
   std::vector<bool> stack_;
   std::vector<int> shape_members_;
+  bool cast_rows_ = false;
   PackCounters* counters_ = nullptr;
 };
 

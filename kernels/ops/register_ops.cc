@@ -137,10 +137,13 @@ Status LookupShapes(InferenceContext* c) {
 // Many lookups in one op. A member is one lookup or one dense tensor; outputs
 // take the members in order, output k the next output_members[k] of them.
 //
-//   resources: [N] tables, variables of `dtype`, shape [rows, ...].
+//   resources: [N] tables, variables of `dtype`, shape [rows, ...]; with
+//              cast_rows of float, and their rows are cast to `dtype`.
 //   ids:       tensors of ids; member i reads tensor ids_source[i] whole
 //              (ids_width -1) or its columns [ids_begin, +ids_width) (rank 2).
 //              ids_narrow: int64 ids that the graph cast to int32.
+//              ids_mode, behind that: 1 adds the table's rows to negative ids,
+//              2 clips ids to the table; none given: 0 for all.
 //              ids_shape: their shape in the graph, with at most one unknown
 //              dimension; of unknown rank: that of the whole tensor.
 //   dense:     [D] tensors of `dtype`, copied into their place.
@@ -174,11 +177,13 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("ids_shape: list(shape)")
     .Attr("output_members: list(int)")
     .Attr("output_chunk_dims: list(int)")
     .Attr("output_stack: list(bool)")
     .Attr("shape_members: list(int) = []")
+    .Attr("cast_rows: bool = false")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
@@ -230,6 +235,7 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("grad_source: list(int)")
     .Attr("grad_chunk_dims: list(int)")
     .Attr("grad_begin: list(int)")

@@ -1,5 +1,9 @@
-"""Plain lookups: `ResourceGather`, as tf.nn.embedding_lookup, tf.gather on a
-variable and Keras 2's Embedding write it."""
+"""Plain lookups: rows of a variable at some ids.
+
+`ResourceGather`, as tf.nn.embedding_lookup, tf.gather on a variable and Keras 2's
+Embedding write it; and `GatherV2` on the value that a ReadVariableOp gives, as
+Keras 3's Embedding does.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +12,88 @@ import dataclasses
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.ids import Ids, find_ids
-from picasso_tf.graph import FORWARDING, GraphView, Node, Table
+from picasso_tf.fragments.value_read import ValueRead, match_read
+from picasso_tf.graph import GraphView, Node, Table, Tensor
 
-LOOKUP_OPS = ("ResourceGather",)
-# Recognised to say so: Keras 3's Embedding gathers from the variable's value.
-DENSE_LOOKUP_OPS = ("GatherV2",)
+LOOKUP_OPS = ("ResourceGather", "GatherV2")
 ROW_TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+_HALF_TYPES = (dtypes.half, dtypes.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """One lookup: rows of `table`, of type `dtype`, at `ids`."""
+    """One lookup: rows of `table`, as `dtype`, at `ids`.
 
+    Attributes:
+      gather: the op that looks up.
+      node: the node whose output holds the rows: the gather, or the one reader
+        of its rows, which casts them.
+      handle: the resource that names the table.
+      cast: the rows are float32 in the table, and half or bfloat16 behind it.
+      read: what read the table, if the rows are gathered from its value.
+    """
+
+    gather: Node
     node: Node
+    handle: Tensor
     table: Table
     dtype: dtypes.DType
+    cast: bool
     ids: Ids
+    read: ValueRead | None
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Names of what had to run before the rows were gathered."""
+        names = [*self.gather.controls, *self.node.controls]
+        return (*names, *(() if self.read is None else self.read.controls))
 
 
-def match_lookup(view: GraphView, node: Node) -> Lookup | str:
-    """The lookup at a ResourceGather, or the reason why it is left alone."""
+def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:
+    """The lookup at one of LOOKUP_OPS, or the reason why it is left alone; None:
+    it gathers from something that is no variable."""
+    read = None
+    if node.op == "GatherV2":
+        read = match_read(view, node)
+        if read is None or isinstance(read, str):
+            return read
     if node.attr("batch_dims", 0) != 0:
         return f"batch_dims is {node.attr('batch_dims')}, not 0"
-    dtype = node.attr("dtype")
+    if read is not None and not _is_first_axis(view, node.inputs[2]):
+        return "it does not gather along the first axis"
+    handle = node.inputs[0] if read is None else read.handle
+    dtype = node.attr("dtype") if read is None else node.attr("Tparams")
     if dtype not in ROW_TYPES:
         return f"rows are {dtype.name}, not of a floating-point type"
     if "GPU" in node.device.upper():
         return "the lookup is on a GPU, and packed lookups have no GPU kernel yet"
-    table = view.table(node.inputs[0])
+    table = view.table(handle)
     if table.shape is not None and len(table.shape) == 0:
         return "the variable is a scalar"
-    ids = find_ids(view, node.inputs[1], node.attr("Tindices"), node.device, flat=False)
-    return Lookup(node, table, dtype, ids)
-
-
-def why_dense_is_left(view: GraphView, node: Node) -> str | None:
-    """Why a gather from a variable's value is left alone; None: it is none."""
-    read = view.producer(view.skip(node.inputs[0], FORWARDING | {"Cast"}))
-    if read is None or read.op != "ReadVariableOp":
-        return None
-    table = view.table(read.inputs[0])
-    if table.dtype not in ROW_TYPES or table.shape is None or len(table.shape) < 2:
-        return None
-    return (
-        "it gathers from the variable's value (ReadVariableOp and GatherV2, as Keras "
-        "3's Embedding does), which is not packed yet"
+    ids = find_ids(
+        view, node.inputs[1], node.attr("Tindices"), node.device, False, table
     )
+    last, cast = node, read is not None and read.cast is not None
+    if not cast and dtype == dtypes.float32:
+        behind = _cast_of_rows(view, node)
+        if behind is not None:
+            last, cast, dtype = behind, True, behind.attr("DstT")
+    return Lookup(node, last, handle, table, dtype, cast, ids, read)
+
+
+def _is_first_axis(view: GraphView, axis: Tensor) -> bool:
+    return view.constant_int(axis) == 0 and view.waits_for_nobody(axis)
+
+
+def _cast_of_rows(view: GraphView, node: Node) -> Node | None:
+    """The Cast to a half type that alone reads the rows, as Keras 3 writes it
+    under mixed precision."""
+    readers = view.consumers((node.name, 0))
+    if len(readers) != 1 or view.control_consumers(node.name):
+        return None
+    if node.name in view.preserve or node.name in view.feeds:
+        return None
+    cast = view.movable((readers[0][0].name, 0), node.device)
+    if cast is None or cast.op != "Cast" or cast.attr("Truncate", False):
+        return None
+    return cast if cast.attr("DstT") in _HALF_TYPES else None

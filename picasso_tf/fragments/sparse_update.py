@@ -121,9 +121,10 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     negate, scale = False, None
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
+    table = view.table(node.inputs[0])
     parts = tuple(
         Part(
-            find_ids(view, part_ids, index_type, node.device, flat=True),
+            find_ids(view, part_ids, index_type, node.device, flat=True, table=table),
             *_find_grad(view, part_values, node.device),
         )
         for part_values, part_ids in _split_parts(view, values, ids, node.device)
@@ -134,7 +135,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     return SparseUpdate(
         node,
         rule,
-        view.table(node.inputs[0]),
+        table,
         dtype,
         flags,
         summed is not None,
@@ -170,7 +171,8 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         if table is not None and len(values_shape) != len(ids_shape) + len(table) - 1:
             return False
         return len(values_shape) > 0
-    producer = view.producer(view.skip(ids, FORWARDING))
+    # If and its like pass on what they are given through Switch.
+    producer = view.producer(view.skip(ids, FORWARDING | {"Switch"}))
     return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
 
 

@@ -15,13 +15,7 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
-from picasso_tf.fragments.lookup import (
-    DENSE_LOOKUP_OPS,
-    LOOKUP_OPS,
-    Lookup,
-    match_lookup,
-    why_dense_is_left,
-)
+from picasso_tf.fragments.lookup import LOOKUP_OPS, Lookup, match_lookup
 from picasso_tf.graph import (
     FORWARDING,
     GraphView,
@@ -82,21 +76,26 @@ class _Output:
 
 @dataclasses.dataclass(frozen=True)
 class PackLookups(Pass):
-    """Replaces ResourceGathers and the concatenations behind them.
+    """Replaces lookups and the concatenations behind them.
 
-    Members agree in level, device, frame, guard and type. They may differ in
+    Members agree in level, device, frame, guard and types. They may differ in
     dim and in the type of their ids: rows are moved, not merged, and fields of
     different dim share one concatenated tensor in most models.
+
+    A lookup that gathers from a variable's value is packed even by itself: the
+    value of a table that is also updated by rows is a copy of all of it.
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + DENSE_LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
         lookups = []
         for node in view.of_types(LOOKUP_OPS):
             matched = match_lookup(view, node)
+            if matched is None:
+                continue
             if isinstance(matched, str):
                 result.skip(node, matched)
                 continue
@@ -105,21 +104,18 @@ class PackLookups(Pass):
                 result.skip(node, reason)
             else:
                 lookups.append(matched)
-        for node in view.of_types(DENSE_LOOKUP_OPS):
-            reason = why_dense_is_left(view, node)
-            if reason:
-                result.skip(node, reason)
+        lookups, waits = _without_cycles(view, lookups, result)
         edits = Edits(view)
-        levels = view.levels(lookup.node.name for lookup in lookups)
+        levels = view.levels((lookup.node.name for lookup in lookups), waits)
         runs: list[tuple[int, list[Lookup]]] = []
         for level, members in group(
-            view, levels, lookups, lambda x: x.node, lambda x: x.dtype
+            view, levels, lookups, lambda x: x.node, lambda x: (x.dtype, x.cast)
         ):
             ordered = sorted(members, key=lambda x: _join_order(view, x))
             for run in cut(ordered, _volume, self.options.max_pack_volume):
-                if len(run) == 1:
+                if len(run) == 1 and run[0].read is None:
                     result.skip(
-                        run[0].node, "no other lookup of its type, device and level"
+                        run[0].gather, "no other lookup of its type, device and level"
                     )
                 else:
                     runs.append((level, run))
@@ -134,6 +130,7 @@ class PackLookups(Pass):
             packer = _Packer(view, edits, run, level, levels, all_rows, joined)
             result.packs.append(packer.pack())
         _shorten_joins(view, edits, joined)
+        _drop_reads(view, edits, runs, result.packs)
         result.apply(edits)
         return result
 
@@ -143,10 +140,66 @@ class PackLookups(Pass):
         if not lookup.ids.natural and _result_shape(lookup) is None:
             return "the shape of the variable's rows is not known"
         if not keeps_guard(
-            view, lookup.node, (lookup.node.inputs[0], lookup.ids.source)
+            view, lookup.node, (lookup.handle, lookup.ids.source), lookup.controls
         ):
             return "its ids come from another branch"
         return None
+
+
+def _without_cycles(
+    view: GraphView, lookups: list[Lookup], result: PassResult
+) -> tuple[list[Lookup], dict[str, list[str]]]:
+    """Lookups that may read their tables later than the graph did, and what will
+    wait for them then. The others are reported."""
+    while True:
+        waits: dict[str, list[str]] = {}
+        for lookup in lookups:
+            for name in lookup.read.waiting if lookup.read else ():
+                waits.setdefault(name, []).append(lookup.node.name)
+        stuck = view.stuck(waits)
+        cyclic = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in stuck
+            and lookup.read is not None
+            and view.comes_before(lookup.read.waiting, lookup.node.name, waits)
+        }
+        if not cyclic:
+            return lookups, waits
+        # Alone, if some of them can stay.
+        alone = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in cyclic
+            and view.comes_before(lookup.read.waiting, lookup.node.name, {})
+        }
+        dropped = alone or {min(cyclic, key=lambda name: view.nodes[name].index)}
+        for lookup in lookups:
+            if lookup.node.name in dropped:
+                result.skip(
+                    lookup.gather,
+                    "it depends on what waits for the read of its table, perhaps on "
+                    "a write: the rows have to be gathered from the older value",
+                )
+        lookups = [x for x in lookups if x.node.name not in dropped]
+
+
+def _drop_reads(view: GraphView, edits: Edits, runs, packs: list[Pack]) -> None:
+    """Lets the packs stand for the reads whose values nobody reads any more."""
+    pack_of = {
+        lookup.gather.name: pack.name
+        for (_, run), pack in zip(runs, packs, strict=True)
+        for lookup in run
+    }
+    gone = set(pack_of)
+    for _, run in runs:
+        for lookup in run:
+            for node in reversed(lookup.read.nodes if lookup.read else ()):
+                readers = {reader.name for reader, _ in view.consumers((node.name, 0))}
+                if node.name in view.preserve or not readers <= gone:
+                    break
+                gone.add(node.name)
+                edits.remove(node.name, waits_for=pack_of[lookup.gather.name])
 
 
 def _volume(lookup: Lookup) -> int:
@@ -246,11 +299,16 @@ class _Packer:
             if index is not None:
                 self._edits.replace_tensor(result.tensor, (name, index))
             self._edits.remove(result.tensor[0], waits_for=name)
+        for lookup in self._lookups:
+            if lookup.gather is not lookup.node:
+                self._edits.remove(lookup.gather.name, waits_for=name)
+            for waiting in lookup.read.waiting if lookup.read else ():
+                self._edits.wait(waiting, waits_for=name)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
             "lookup",
-            tuple(lookup.node.name for lookup in self._lookups),
+            tuple(lookup.gather.name for lookup in self._lookups),
             len({lookup.table.root for lookup in self._lookups}),
             sum(_volume(lookup) for lookup in self._lookups),
             f"{folded} joins folded" if folded else "",
@@ -404,7 +462,7 @@ class _Packer:
             for member in output.members:
                 if member.lookup is not None:
                     entry_of.setdefault((member.name, member.shape), len(member_table))
-                    member_table.append(tables.position(member.lookup.node.inputs[0]))
+                    member_table.append(tables.position(member.lookup.handle))
                     ids.append(member.lookup.ids)
                     shape = (
                         None if member.lookup.ids.natural else member.lookup.ids.shape
@@ -424,9 +482,7 @@ class _Packer:
             "PicassoPackedLookup",
             [*tables, *ids.tensors, *dense],
             device=first.device,
-            controls={
-                name for lookup in self._lookups for name in lookup.node.controls
-            },
+            controls={name for lookup in self._lookups for name in lookup.controls},
             dtype=self._lookups[0].dtype,
             N=len(tables),
             D=len(dense),
@@ -441,6 +497,7 @@ class _Packer:
             output_chunk_dims=[output.chunk_dims for output in outputs],
             output_stack=[output.stack for output in outputs],
             shape_members=shape_members,
+            **({"cast_rows": True} if self._lookups[0].cast else {}),
             **ids.attrs(),
         )
 
