@@ -10,7 +10,7 @@
 namespace picasso {
 
 // What becomes of a row on its way.
-enum class RowCast { kNone, kFloatToHalf, kFloatToBfloat16 };
+enum class RowCast : int32_t { kNone, kFloatToHalf, kFloatToBfloat16 };
 
 // One member of a pack: rows of one table, or a dense tensor that shares the
 // concatenated output and is copied into its place.
@@ -30,7 +30,7 @@ struct LookupMember {
   int64_t chunk_bytes = 0;
   int64_t outer = 0;
   int64_t first_unit = 0;  // sum of `outer` of the members before this one
-  RowCast cast = RowCast::kNone;
+  RowCast cast = RowCast::kNone;  // the CUDA kernels do not cast so far
 
   int64_t written_bytes() const {  // of a row
     return cast == RowCast::kNone ? row_bytes : row_bytes / 2;
