@@ -553,6 +553,9 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
+        if op in ("Shape", "VariableShape"):
+            of = self.shape(first) if op == "Shape" else self.table(first).shape
+            return None if of is None else (len(of),)
         if op == "GatherV2":
             ids, table = self.shape(node.inputs[1]), self.shape(first)
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:

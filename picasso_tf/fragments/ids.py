@@ -151,11 +151,22 @@ def _clipped(view: GraphView, node: Node, table: Table, device: str):
             low, high = (
                 (inner_bound, bound) if node.op == "Minimum" else (bound, inner_bound)
             )
-            last = None if not table.shape else table.shape[0]
-            # An empty table has no row to clip to.
-            if last and _is(view, low, 0) and _is(view, high, last - 1):
+            if _is(view, low, 0) and _is_last(view, high, table):
                 return ids, Mode.CLIP
     return None
+
+
+def _is_last(view: GraphView, tensor: Tensor, table: Table) -> bool:
+    """Whether a scalar is the number of the table's last row. An empty table has
+    none, and clips ids to 0 or -1, which is an error either way."""
+    if not table.shape or not table.shape[0]:
+        return False
+    if _is(view, tensor, table.shape[0] - 1):
+        return True
+    node = view.producer(view.skip(tensor, FORWARDING | {"Cast"}))
+    if node is None or node.op != "Sub":
+        return False
+    return _is_rows(view, node.inputs[0], table) and _is(view, node.inputs[1], 1)
 
 
 def _other(node: Node, operand: Tensor) -> Tensor | None:

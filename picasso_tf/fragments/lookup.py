@@ -31,6 +31,7 @@ class Lookup:
       handle: the resource that names the table.
       cast: the rows are float32 in the table, and half or bfloat16 behind it.
       read: what read the table, if the rows are gathered from its value.
+      controls: names of what had to run before the rows were gathered.
     """
 
     gather: Node
@@ -41,12 +42,7 @@ class Lookup:
     cast: bool
     ids: Ids
     read: ValueRead | None
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """Names of what had to run before the rows were gathered."""
-        names = [*self.gather.controls, *self.node.controls]
-        return (*names, *(() if self.read is None else self.read.controls))
+    controls: tuple[str, ...]
 
 
 def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:
@@ -59,8 +55,13 @@ def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:
             return read
     if node.attr("batch_dims", 0) != 0:
         return f"batch_dims is {node.attr('batch_dims')}, not 0"
-    if read is not None and not _is_first_axis(view, node.inputs[2]):
-        return "it does not gather along the first axis"
+    controls = node.controls
+    if read is not None:
+        axis = view.producer(node.inputs[2])
+        if axis is None or axis.op != "Const" or view.constant_int((axis.name, 0)) != 0:
+            return "it does not gather along the first axis"
+        # TensorFlow lets constants wait in place of the ops that read them.
+        controls += axis.controls + read.controls
     handle = node.inputs[0] if read is None else read.handle
     dtype = node.attr("dtype") if read is None else node.attr("Tparams")
     if dtype not in ROW_TYPES:
@@ -78,11 +79,7 @@ def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:
         behind = _cast_of_rows(view, node)
         if behind is not None:
             last, cast, dtype = behind, True, behind.attr("DstT")
-    return Lookup(node, last, handle, table, dtype, cast, ids, read)
-
-
-def _is_first_axis(view: GraphView, axis: Tensor) -> bool:
-    return view.constant_int(axis) == 0 and view.waits_for_nobody(axis)
+    return Lookup(node, last, handle, table, dtype, cast, ids, read, controls)
 
 
 def _cast_of_rows(view: GraphView, node: Node) -> Node | None:
