@@ -102,9 +102,13 @@ class Table(NamedTuple):
 FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
 _SAME_SHAPE = FORWARDING | {
     *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
+    *("Sqrt", "Rsqrt", "Square", "Exp", "Log", "Abs", "Sign", "LogicalNot"),
 }
 _ELEMENTWISE = frozenset(
-    {"Mul", "RealDiv", "AddV2", "Sub", "Less", "Minimum", "Maximum", "SelectV2"}
+    {
+        *("Mul", "RealDiv", "DivNoNan", "AddV2", "Sub", "Pow", "Minimum", "Maximum"),
+        *("Less", "Greater", "SelectV2", "LogicalOr", "LogicalAnd"),
+    }
 )
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
@@ -553,6 +557,15 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
+        if op == "Merge" and tensor[1] == 0:
+            return _common([self.shape(each) for each in node.inputs])
+        if op == "Where":
+            of = self.shape(first)
+            return None if of is None else (None, len(of))
+        if op in ("Fill", "ScatterNd"):
+            return self._dims(first if op == "Fill" else node.inputs[2])
+        if op in ("Pack", "ConcatV2"):
+            return self._joined(node)
         if op in ("Shape", "VariableShape"):
             of = self.shape(first) if op == "Shape" else self.table(first).shape
             return None if of is None else (len(of),)
@@ -567,20 +580,13 @@ class GraphView:
             shape = self.shape(first if op != "Split" else node.inputs[1])
             return None if shape is None else self._resized(node, shape)
         if op in _ELEMENTWISE:
-            shapes = {self.shape(operand) for operand in node.inputs} - {()}
-            if len(shapes) < 2:
-                return next(iter(shapes), ())
+            return _broadcast([self.shape(operand) for operand in node.inputs])
         return None
 
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
         dims = self.constant_ints(shape)
         if dims is None:
-            packed = self.producer(shape)
-            if packed is None or packed.op != "Pack":
-                return None
-            # tf.stack([batch, 8]): what is constant of it is known.
-            parts = [self.constant_int(item) for item in packed.inputs]
-            return tuple(part if part is None or part >= 0 else None for part in parts)
+            return self._dims(shape)
         if -1 in dims:
             known = self.shape(data)
             if known is not None and None not in known:
@@ -591,6 +597,48 @@ class GraphView:
                     elements = elements // size if size > 0 else elements
                 dims = [elements if size == -1 else size for size in dims]
         return tuple(size if size >= 0 else None for size in dims)
+
+    def _dims(self, shape: Tensor) -> Shape | None:
+        """What is known of a shape that a tensor holds."""
+        dims: Sequence[int | None] | None = self.constant_ints(shape)
+        if dims is None:
+            packed = self.producer(shape)
+            if packed is not None and packed.op == "Pack":
+                # tf.stack([batch, 8]): what is constant of it is known.
+                dims = [self.constant_int(item) for item in packed.inputs]
+            else:
+                rank = self.shape(shape)
+                if rank is None or len(rank) != 1 or rank[0] is None:
+                    return None
+                dims = [None] * rank[0]
+        return tuple(dim if dim is None or dim >= 0 else None for dim in dims)
+
+    def _joined(self, node: Node) -> Shape | None:
+        """Of scalars that are stacked, and of tensors that are concatenated."""
+        if node.op == "Pack":
+            scalars = all(self.shape(part) == () for part in node.inputs)
+            return (len(node.inputs),) if scalars else None
+        shapes = [self.shape(part) for part in node.inputs[:-1]]
+        axis, common = self.constant_int(node.inputs[-1]), _common(shapes)
+        if axis is None or common is None or not -len(common) <= axis < len(common):
+            return None
+        axis %= len(common)
+        sizes = [shape[axis] for shape in shapes]
+        joined = None if None in sizes else sum(sizes)
+        return (*common[:axis], joined, *common[axis + 1 :])
+
+    def _cut_vector(self, node: Node, size: int | None) -> Shape | None:
+        """Of x[a:b:c] of a vector, or of x[a]."""
+        if node.attr("shrink_axis_mask", 0) == 1:
+            return ()
+        edges = [self.constant_int(edge) for edge in node.inputs[1:]]
+        if node.attr("new_axis_mask", 0) or node.attr("ellipsis_mask", 0):
+            return None
+        if None in (size, *edges) or edges[2] == 0:
+            return (None,)
+        begin = None if node.attr("begin_mask", 0) & 1 else edges[0]
+        end = None if node.attr("end_mask", 0) & 1 else edges[1]
+        return (len(range(size)[begin : end : edges[2]]),)
 
     def _resized(self, node: Node, shape: Shape) -> Shape | None:
         if node.op == "ExpandDims":
@@ -618,8 +666,8 @@ class GraphView:
             size = shape[axis]
             part = None if size is None else size // node.attr("num_split", 1)
             return (*shape[:axis], part, *shape[axis + 1 :])
-        if len(shape) == 1 and node.attr("shrink_axis_mask", 0) == 1:
-            return ()
+        if len(shape) == 1:
+            return self._cut_vector(node, shape[0])
         columns = column_slice(self, node)
         if columns is None:
             return None
@@ -628,6 +676,31 @@ class GraphView:
 
     def is_scalar(self, tensor: Tensor) -> bool:
         return self.shape(tensor) == ()
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    """Of an elementwise op on operands of these shapes."""
+    if None in shapes:
+        return None
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        wide = {size for size in sizes if size != 1}
+        known = wide - {None}
+        # A size that is not known is one, or that of the others.
+        result.append(next(iter(known)) if known else None if wide else 1)
+    return tuple(result)
+
+
+def _common(shapes: Sequence[Shape | None]) -> Shape | None:
+    """What is known of a tensor that has one of these shapes."""
+    if None in shapes or len(set(map(len, shapes))) != 1:
+        return None
+    return tuple(
+        sizes[0] if len(set(sizes)) == 1 else None
+        for sizes in zip(*shapes, strict=True)
+    )
 
 
 def keeps_order(view: GraphView, node: Node) -> bool:

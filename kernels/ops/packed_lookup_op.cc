@@ -61,8 +61,15 @@ class PackedLookupOp : public OpKernel {
                 errors::InvalidArgument(
                     "The outputs must hold every member exactly once."));
     for (int m : shape_members_) {
-      OP_REQUIRES(ctx, 0 <= m && m < static_cast<int>(members),
-                  errors::InvalidArgument("No member ", m, "."));
+      OP_REQUIRES(
+          ctx, 0 <= m && m < static_cast<int>(members) && member_table_[m] >= 0,
+          errors::InvalidArgument("No lookup is member ", m, "."));
+    }
+    std::vector<PartialTensorShape> shape_as;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape_as", &shape_as));
+    if (!shape_as.empty()) {
+      OP_REQUIRES_OK(
+          ctx, GetList(ctx, "shape_as", shape_members_.size(), &shape_as_));
     }
     counters_ = CountersOf(pack);
     ++counters_->created;
@@ -92,7 +99,7 @@ class PackedLookupOp : public OpKernel {
       ctx->SetStatus(IdError(ctx, bad, members[bad.member]));
       return;
     }
-    OP_REQUIRES_OK(ctx, WriteShapes(ctx, shapes));
+    OP_REQUIRES_OK(ctx, WriteShapes(ctx, tables, shapes));
     ++counters_->executed;
   }
 
@@ -133,14 +140,22 @@ class PackedLookupOp : public OpKernel {
     for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
     member->row_bytes = row_elements * tensorflow::DataTypeSize(type);
     if (cast_rows_) member->cast = kCast;
-    if (member_shape_[i].unknown_rank()) {
-      *shape = ctx->input(tables_ + layout_.source(i)).shape();
-      for (int d = 1; d < table.dims(); ++d) {
-        TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
-      }
-      return tensorflow::OkStatus();
+    return ShapeAs(ctx, table, member_shape_[i],
+                   member->ids.size * row_elements, i, shape);
+  }
+
+  // The shape of member i's rows: as declared, else the ids' and a row's.
+  Status ShapeAs(OpKernelContext* ctx, const Tensor& table,
+                 const PartialTensorShape& declared, int64_t elements, int i,
+                 TensorShape* shape) const {
+    if (!declared.unknown_rank()) {
+      return Resolve(declared, elements, i, shape);
     }
-    return Resolve(member_shape_[i], member->ids.size * row_elements, i, shape);
+    *shape = ctx->input(tables_ + layout_.source(i)).shape();
+    for (int d = 1; d < table.dims(); ++d) {
+      TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
+    }
+    return tensorflow::OkStatus();
   }
 
   // Fills in the one unknown dimension of `partial`, as Reshape does.
@@ -238,10 +253,17 @@ class PackedLookupOp : public OpKernel {
     return tensorflow::OkStatus();
   }
 
-  Status WriteShapes(OpKernelContext* ctx,
+  Status WriteShapes(OpKernelContext* ctx, const LockedVariables<T>& tables,
                      const std::vector<TensorShape>& shapes) const {
     for (size_t s = 0; s < shape_members_.size(); ++s) {
-      const TensorShape& shape = shapes[shape_members_[s]];
+      const int m = shape_members_[s];
+      TensorShape shape = shapes[m];
+      if (!shape_as_.empty()) {
+        TensorShape as;
+        TF_RETURN_IF_ERROR(ShapeAs(ctx, *tables.value(member_table_[m]),
+                                   shape_as_[s], shape.num_elements(), m, &as));
+        shape = as;
+      }
       Tensor* output = nullptr;
       TF_RETURN_IF_ERROR(ctx->allocate_output(
           outputs_ + s, TensorShape({shape.dims()}), &output));
@@ -285,6 +307,7 @@ class PackedLookupOp : public OpKernel {
   std::vector<int> chunk_dims_;
   std::vector<bool> stack_;
   std::vector<int> shape_members_;
+  std::vector<PartialTensorShape> shape_as_;
   bool cast_rows_ = false;
   PackCounters* counters_ = nullptr;
 };

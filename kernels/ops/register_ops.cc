@@ -65,7 +65,7 @@ Status LookupShapes(InferenceContext* c) {
   std::vector<int> member_table, ids_source, ids_width, output_members;
   std::vector<int> chunk_dims, shape_members;
   std::vector<bool> stack;
-  std::vector<PartialTensorShape> member_shape;
+  std::vector<PartialTensorShape> member_shape, shape_as;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
   TF_RETURN_IF_ERROR(c->GetAttr("K", &outputs));
   TF_RETURN_IF_ERROR(c->GetAttr("Tids", &id_types));
@@ -77,6 +77,7 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("output_chunk_dims", &chunk_dims));
   TF_RETURN_IF_ERROR(c->GetAttr("output_stack", &stack));
   TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
+  TF_RETURN_IF_ERROR(c->GetAttr("shape_as", &shape_as));
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
@@ -122,12 +123,16 @@ Status LookupShapes(InferenceContext* c) {
   }
   for (size_t s = 0; s < shape_members.size(); ++s) {
     const int m = shape_members[s];
-    if (m < 0 || m >= static_cast<int>(count)) {
+    if (m < 0 || m >= static_cast<int>(count) || member_table[m] < 0) {
       return errors::InvalidArgument("No member ", m, ".");
     }
-    c->set_output(outputs + s, c->RankKnown(shapes[m])
-                                   ? c->Vector(c->Rank(shapes[m]))
-                                   : c->UnknownShapeOfRank(1));
+    ShapeHandle shape = shapes[m];
+    if (shape_as.size() == shape_members.size()) {
+      TF_RETURN_IF_ERROR(MemberShape(c, member_table[m], tables + ids_source[m],
+                                     ids_width[m] < 0, shape_as[s], &shape));
+    }
+    c->set_output(outputs + s, c->RankKnown(shape) ? c->Vector(c->Rank(shape))
+                                                   : c->UnknownShapeOfRank(1));
   }
   return tensorflow::OkStatus();
 }
@@ -153,7 +158,8 @@ Status LookupShapes(InferenceContext* c) {
 //   output_chunk_dims: the members of output k are joined along the axis that
 //              has this many dimensions at and behind it. With output_stack,
 //              along a new axis in front of that many dimensions (tf.stack).
-//   shapes:    the shapes of shape_members, as tf.shape gives them.
+//   shapes:    the shapes of shape_members, as tf.shape gives them; as if
+//              their member_shape were shape_as, if that is given.
 //
 // Ids are checked against their own table: a bad one is InvalidArgument.
 // Works with no ids. Gradient: picasso_tf/ops.py.
@@ -183,6 +189,7 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("output_chunk_dims: list(int)")
     .Attr("output_stack: list(bool)")
     .Attr("shape_members: list(int) = []")
+    .Attr("shape_as: list(shape) = []")
     .Attr("cast_rows: bool = false")
     .Attr("pack: string")
     .SetIsStateful()

@@ -458,10 +458,12 @@ class _Packer:
         tables, dense, ids = InputList(), InputList(), IdsAttrs()
         member_table, member_shape, member_name, ids_shape = [], [], [], []
         entry_of: dict[tuple[str, Shape | None], int] = {}
+        some_entry_of: dict[str, int] = {}
         for output in outputs:
             for member in output.members:
                 if member.lookup is not None:
                     entry_of.setdefault((member.name, member.shape), len(member_table))
+                    some_entry_of.setdefault(member.name, len(member_table))
                     member_table.append(tables.position(member.lookup.handle))
                     ids.append(member.lookup.ids)
                     shape = (
@@ -474,7 +476,15 @@ class _Packer:
                 ids_shape.append(ShapeAttr(shape))
                 member_shape.append(ShapeAttr(member.shape))
                 member_name.append(member.name)
-        shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
+        # The rows may be written in another shape than the one that is asked for.
+        shape_members = [
+            entry_of.get(
+                (r.lookup.node.name, r.shape), some_entry_of[r.lookup.node.name]
+            )
+            for r in shapes
+        ]
+        others = any((r.lookup.node.name, r.shape) not in entry_of for r in shapes)
+        shape_as = [ShapeAttr(r.shape) for r in shapes] if others else None
         first = self._lookups[0].node
         return add_pack(
             self._edits,
@@ -497,6 +507,7 @@ class _Packer:
             output_chunk_dims=[output.chunk_dims for output in outputs],
             output_stack=[output.stack for output in outputs],
             shape_members=shape_members,
+            **({} if shape_as is None else {"shape_as": shape_as}),
             **({"cast_rows": True} if self._lookups[0].cast else {}),
             **ids.attrs(),
         )
