@@ -10,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
+from picasso_tf.fragments.ids import Mode
+
 for _op in ("HashBucket", "Bucketize", "RangeCheck", "TableFind"):
     # Text and integers, or, as stock's Bucketize, steps.
     ops.NotDifferentiable(f"PicassoPacked{_op}")
@@ -89,6 +91,8 @@ class _Pack:
         shape = self._table_shape(member)
         ids = self._ids(member)
         values_shape = tf.concat([[tf.size(ids)], shape[1:]], 0)
+        if self._op.get_attr("cast_rows"):
+            grad = tf.cast(grad, tf.float32)
         return tf.IndexedSlices(tf.reshape(grad, values_shape), ids, shape)
 
     def _table_shape(self, member: int):
@@ -108,6 +112,14 @@ class _Pack:
             ids = ids[:, begin : begin + width]
         if self._op.get_attr("ids_narrow")[member]:
             ids = tf.cast(ids, tf.int32)
+        modes = self._op.get_attr("ids_mode")
+        mode = modes[member] if modes else Mode.PLAIN
+        if mode != Mode.PLAIN:
+            rows = tf.cast(self._table_shape(member)[0], ids.dtype)
+            if mode == Mode.WRAP:
+                ids = tf.where(ids < 0, ids + rows, ids)
+            else:
+                ids = tf.clip_by_value(ids, 0, rows - 1)
         return tf.reshape(ids, [-1])
 
     def _shape(self, member: int) -> tf.Tensor:
