@@ -1,6 +1,7 @@
 """The passes, in the order in which they run."""
 
 from picasso_tf.passes.base import Pass, PassResult
+from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_updates import PackUpdates
 
@@ -8,4 +9,8 @@ from picasso_tf.passes.pack_updates import PackUpdates
 # lookups' pass would otherwise have to provide.
 PASSES: tuple[type[Pass], ...] = (PackUpdates, PackLookups)
 
-__all__ = ["PASSES", "Pass", "PassResult"]
+# Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
+# takes over float operations has to see those that TensorFlow would run.
+PASSES_AFTER: tuple[type[Pass], ...] = (PackDense,)
+
+__all__ = ["PASSES", "PASSES_AFTER", "Pass", "PassResult"]
