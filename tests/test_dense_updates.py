@@ -49,7 +49,7 @@ TF1_OPTIMIZERS = {
     "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
     "nesterov": lambda: tf1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
     "adagrad": lambda: tf1.train.AdagradOptimizer(0.1),
-    "adam": lambda: tf1.train.AdamOptimizer(0.01),
+    "adam": lambda: tf1.train.AdamOptimizer(0.01, epsilon=1e-3),
     "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.01, momentum=0.9),
     "centered": lambda: tf1.train.RMSPropOptimizer(0.01, centered=True),
     "ftrl": lambda: tf1.train.FtrlOptimizer(
@@ -122,10 +122,8 @@ def keras_run(make_optimizer, options, dtype="float32", shapes=SHAPES, steps=5):
         for i, shape in enumerate(shapes)
     ]
     if not KERAS_2:
-        from keras import backend
-
         variables = [
-            backend.Variable(var, dtype=dtype, name=f"k{i}")
+            tf.keras.Variable(var, dtype=dtype, name=f"k{i}")
             for i, var in enumerate(variables)
         ]
     targets = [

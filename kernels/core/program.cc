@@ -78,15 +78,15 @@ std::string Program::Parse(const std::vector<std::string>& lines) {
   *this = Program();
   for (const std::string& line : lines) {
     const auto wrong = [&](const std::string& what) {
-      return "Line " + std::to_string(code.size()) + " of the program, '" + line +
-             "': " + what + ".";
+      return "Line " + std::to_string(code.size()) + " of the program, '" +
+             line + "': " + what + ".";
     };
     std::istringstream words(line);
     std::string name, word;
     words >> name;
-    const OpInfo* info = std::find_if(
-        std::begin(kOps), std::end(kOps),
-        [&](const OpInfo& known) { return name == known.name; });
+    const OpInfo* info =
+        std::find_if(std::begin(kOps), std::end(kOps),
+                     [&](const OpInfo& known) { return name == known.name; });
     if (info == std::end(kOps)) return wrong("no such instruction");
     Instruction next;
     next.op = info->op;

@@ -1,10 +1,11 @@
-// Straight-line programs of elementwise operations, interpreted over blocks: what
-// an optimizer does to one variable and its slots, for many variables at once.
+// Straight-line programs of elementwise operations, interpreted over blocks:
+// what an optimizer does to one variable and its slots, for many variables at
+// once.
 //
-// Every instruction is what one TensorFlow op does, rounding included, and takes
-// that op's Eigen functor: packets from the start of the tensor on, scalars for
-// the rest, since the two may give different bits. Blocks are therefore multiples
-// of the packet.
+// Every instruction is what one TensorFlow op does, rounding included, and
+// takes that op's Eigen functor: packets from the start of the tensor on,
+// scalars for the rest, since the two may give different bits. Blocks are
+// therefore multiples of the packet.
 #ifndef PICASSO_TF_KERNELS_CORE_PROGRAM_H_
 #define PICASSO_TF_KERNELS_CORE_PROGRAM_H_
 
@@ -68,7 +69,7 @@ struct Operand {
 struct Instruction {
   OpCode op;
   Operand args[3];
-  int slot = -1;       // scratch block that takes the result; filled in by Parse
+  int slot = -1;  // scratch block that takes the result; filled in by Parse
   bool copied = false;  // kRead: the variable changes while the value is needed
 };
 
@@ -76,9 +77,9 @@ struct Program {
   std::vector<Instruction> code;
   int variables = 0;  // what a member has to bring
   int tensors = 0;
-  int counts = 0;    // int64 variables with one element
-  int integers = 0;  // int64 scalars
-  int slots = 0;     // scratch blocks
+  int counts = 0;                    // int64 variables with one element
+  int integers = 0;                  // int64 scalars
+  int slots = 0;                     // scratch blocks
   std::vector<bool> written;         // [variables]
   std::vector<bool> assigned_first;  // [variables]: overwritten before any read
 
@@ -90,19 +91,19 @@ struct Program {
 
 template <typename T>
 struct ProgramMember {
-  T* const* variables = nullptr;        // [variables]
+  T* const* variables = nullptr;  // [variables]
   const bool* variable_is_scalar = nullptr;
-  const T* const* tensors = nullptr;    // [tensors]
+  const T* const* tensors = nullptr;  // [tensors]
   const bool* tensor_is_scalar = nullptr;
   const bool* tensor_is_copied = nullptr;  // it shares memory with a variable
-  const int64_t* counts = nullptr;      // [counts]
-  const int64_t* integers = nullptr;    // [integers]
-  int64_t size = 0;                     // elements of all that is not scalar
+  const int64_t* counts = nullptr;         // [counts]
+  const int64_t* integers = nullptr;       // [integers]
+  int64_t size = 0;                        // elements of all that is not scalar
 };
 
 // Runs the program for all members. Members that share memory that one of them
-// writes must be passed with `ordered`, which runs them one after the other. The
-// result does not depend on the number of threads.
+// writes must be passed with `ordered`, which runs them one after the other.
+// The result does not depend on the number of threads.
 template <typename T>
 void RunProgram(const Program& program, const ProgramMember<T>* members,
                 int64_t count, bool ordered, const ParallelFor& parallel_for);

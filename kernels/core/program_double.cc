@@ -2,7 +2,7 @@
 
 namespace picasso {
 
-template void RunProgram<double>(const Program&, const ProgramMember<double>*, int64_t,
-                             bool, const ParallelFor&);
+template void RunProgram<double>(const Program&, const ProgramMember<double>*,
+                                 int64_t, bool, const ParallelFor&);
 
 }  // namespace picasso

@@ -2,7 +2,7 @@
 
 namespace picasso {
 
-template void RunProgram<float>(const Program&, const ProgramMember<float>*, int64_t,
-                             bool, const ParallelFor&);
+template void RunProgram<float>(const Program&, const ProgramMember<float>*,
+                                int64_t, bool, const ParallelFor&);
 
 }  // namespace picasso

@@ -30,7 +30,8 @@ struct RsqrtOp {
 
 namespace Eigen::internal {
 template <typename T>
-struct functor_traits<picasso::RsqrtOp<T>> : functor_traits<scalar_rsqrt_op<T>> {};
+struct functor_traits<picasso::RsqrtOp<T>>
+    : functor_traits<scalar_rsqrt_op<T>> {};
 }  // namespace Eigen::internal
 
 namespace picasso {
@@ -316,8 +317,8 @@ void RunProgram(const Program& program, const ProgramMember<T>* members,
   const auto run = [&](int64_t begin, int64_t end) {
     const std::unique_ptr<T[]> scratch(
         new T[(program.slots + program.tensors) * kBlock]);
-    int64_t m = std::upper_bound(first.begin(), first.end(), begin) -
-                first.begin() - 1;
+    int64_t m =
+        std::upper_bound(first.begin(), first.end(), begin) - first.begin() - 1;
     for (int64_t b = begin; b < end; ++m) {
       const int64_t last = std::min(end, first[m + 1]);
       if (b >= last) continue;

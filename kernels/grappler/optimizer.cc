@@ -42,8 +42,8 @@ enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
                                 const char* keep, int may_prune, int phase,
-                                int64_t run, const char* item, const char* options,
-                                void* reply);
+                                int64_t run, const char* item,
+                                const char* options, void* reply);
 
 namespace {
 
@@ -220,8 +220,8 @@ REGISTER_GRAPH_OPTIMIZER_AS(PicassoOptimizer, "picasso");
 
 extern "C" {
 
-// Installs the Python pipeline. before, after: op types of the two phases, joined
-// by newlines; graphs without any of them never reach that phase.
+// Installs the Python pipeline. before, after: op types of the two phases,
+// joined by newlines; graphs without any of them never reach that phase.
 __attribute__((visibility("default"))) void PicassoInstall(
     picasso::RewriteCallback rewrite, const char* before, const char* after) {
   picasso::SplitInto(before, picasso::TriggerOps(0));

@@ -104,8 +104,8 @@ class PackedApplyOp : public OpKernel {
                                  &var_index_));
     OP_REQUIRES_OK(ctx, GetIndex(ctx, "count_index", program_.counts, counts_,
                                  &count_index_));
-    OP_REQUIRES_OK(ctx, GetIndex(ctx, "tensor_index", program_.tensors, tensors_,
-                                 &tensor_index_));
+    OP_REQUIRES_OK(ctx, GetIndex(ctx, "tensor_index", program_.tensors,
+                                 tensors_, &tensor_index_));
     OP_REQUIRES_OK(ctx, GetIndex(ctx, "integer_index", program_.integers,
                                  integers_, &integer_index_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members_, &member_name_));
@@ -202,9 +202,9 @@ class PackedApplyOp : public OpKernel {
               op->member_name_[m], "' or one of its slots.");
         }
         if (value.dtype() != tensorflow::DataTypeToEnum<T>::value) {
-          return errors::InvalidArgument("A variable of '", op->member_name_[m],
-                                         "' is not of the declared type: ",
-                                         value.DebugString(0));
+          return errors::InvalidArgument(
+              "A variable of '", op->member_name_[m],
+              "' is not of the declared type: ", value.DebugString(0));
         }
         if (!program.written[v]) continue;
         if (found && value.shape() != shapes[m]) {
@@ -229,10 +229,9 @@ class PackedApplyOp : public OpKernel {
     }
 
     Status ShapeError(int m, const TensorShape& shape) const {
-      return errors::InvalidArgument("Incompatible shapes: ",
-                                     shapes[m].DebugString(), " vs. ",
-                                     shape.DebugString(), " (variable '",
-                                     op->member_name_[m], "')");
+      return errors::InvalidArgument(
+          "Incompatible shapes: ", shapes[m].DebugString(), " vs. ",
+          shape.DebugString(), " (variable '", op->member_name_[m], "')");
     }
 
     // Who uses which memory: what two members touch and one of them writes is
@@ -249,8 +248,7 @@ class PackedApplyOp : public OpKernel {
       for (int m = 0; m < op->members_; ++m) {
         for (int v = 0; v < program.variables; ++v) {
           const auto writer = writers.find(variable(m, v));
-          ordered =
-              ordered || (writer != writers.end() && writer->second != m);
+          ordered = ordered || (writer != writers.end() && writer->second != m);
         }
         for (int t = 0; t < program.tensors; ++t) {
           const TensorBuffer* buffer =
@@ -302,9 +300,8 @@ class PackedApplyOp : public OpKernel {
       attr.set_gpu_compatible(true);
       attr.set_nic_compatible(true);
       Tensor copy;
-      TF_RETURN_IF_ERROR(
-          ctx->allocate_temp(tensorflow::DataTypeToEnum<T>::value, shapes[m],
-                             &copy, attr));
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(
+          tensorflow::DataTypeToEnum<T>::value, shapes[m], &copy, attr));
       if (value->IsInitialized()) {
         copy.flat<T>().device(ctx->eigen_cpu_device()) =
             static_cast<const Tensor*>(value)->flat<T>();
@@ -381,8 +378,8 @@ class PackedApplyOp : public OpKernel {
               op->member_name_[m], "'.");
         }
         if (value.dtype() != tensorflow::DT_INT64 || value.NumElements() != 1) {
-          return errors::InvalidArgument(
-              "A counter is not an int64 scalar: ", value.DebugString(0));
+          return errors::InvalidArgument("A counter is not an int64 scalar: ",
+                                         value.DebugString(0));
         }
         counts[at] = value.flat<int64_t>()(0);
       }

@@ -15,10 +15,11 @@ namespace picasso {
 //   tensors:   gradients, hyperparameters and constants.
 //   integers:  int64 scalars.
 //   program:   lines such as "mul %0 t1"; vi, ci, ti and ni are the member's
-//              i-th entry in var_index, count_index, tensor_index, integer_index.
+//              i-th entry in var_index, count_index, tensor_index,
+//              integer_index.
 //
-// Variables that are written are locked exclusively, those that are only read are
-// locked shared. A variable whose value somebody else still holds is copied
+// Variables that are written are locked exclusively, those that are only read
+// are locked shared. A variable whose value somebody else still holds is copied
 // first, as TensorFlow's dense updates do. No gradient: the updates that this
 // stands for have none either.
 REGISTER_OP("PicassoPackedApply")

@@ -30,11 +30,13 @@ class ApplyOp:
       write: writes the program: takes Line, the variables, the other operands and
         the node.
       declines: the reason to leave a node alone, or None.
+      unused: how many of the last inputs the program does not read.
     """
 
     variables: int
     write: Callable[[Line, list[str], list[str], Node], None]
     declines: Callable[[GraphView, Node], str | None] = _no_objection
+    unused: int = 0
 
 
 def _add(line: Line, var: str, value: str) -> str:
@@ -156,7 +158,7 @@ def _adadelta(line, vars_, rest, node):
 
 def _ftrl(line, vars_, rest, node):
     var, accum, linear = vars_
-    g, lr, l1, l2, *shrinkage, _ = rest
+    g, lr, l1, l2, *shrinkage = rest
     by_lr = node.attr("multiply_linear_by_lr", False)
     v, a = line("read", var), line("read", accum)
     shrunk = g
@@ -206,6 +208,6 @@ APPLY_OPS = {
     "ResourceApplyRMSProp": ApplyOp(3, _rms_prop),
     "ResourceApplyCenteredRMSProp": ApplyOp(4, _centered_rms_prop),
     "ResourceApplyAdadelta": ApplyOp(3, _adadelta),
-    "ResourceApplyFtrl": ApplyOp(3, _ftrl, _ftrl_declines),
-    "ResourceApplyFtrlV2": ApplyOp(3, _ftrl, _ftrl_declines),
+    "ResourceApplyFtrl": ApplyOp(3, _ftrl, _ftrl_declines, unused=1),
+    "ResourceApplyFtrlV2": ApplyOp(3, _ftrl, _ftrl_declines, unused=1),
 }

@@ -162,7 +162,9 @@ class _Finder:
         shapes = {self.table(handle).shape for handle in handles}
         shape = next(iter(shapes))
         if len(shapes) > 1 or shape is None or None in shape:
-            return "" if node.op == "AssignVariableOp" else "unknown shape of a variable"
+            return (
+                "" if node.op == "AssignVariableOp" else "unknown shape of a variable"
+            )
         if node.op in APPLY_OPS:
             return APPLY_OPS[node.op].declines(view, node)
         return None
@@ -184,9 +186,7 @@ class _Finder:
             if dtype in _TYPES:
                 shape = self.table(node.inputs[0]).shape
                 return shape is not None and None not in shape
-            return (
-                dtype == dtypes.int64 and self.table(node.inputs[0]).shape == ()
-            )
+            return dtype == dtypes.int64 and self.table(node.inputs[0]).shape == ()
         if op == "Cast":
             return (
                 node.attr("SrcT") == dtypes.int64
@@ -548,5 +548,6 @@ class _Builder:
 
     def _expand(self, node: Node, apply: ApplyOp) -> None:
         slots = [self._variable(handle) for handle in node.inputs[: apply.variables]]
-        rest = [self._operand(tensor) for tensor in node.inputs[apply.variables :]]
+        inputs = node.inputs[apply.variables : len(node.inputs) - apply.unused]
+        rest = [self._operand(tensor) for tensor in inputs]
         apply.write(self._line, slots, rest, node)
