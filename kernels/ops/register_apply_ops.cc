@@ -1,9 +1,16 @@
 // The packed dense updates and what is in front of them.
+#include <vector>
+
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace picasso {
+
+using tensorflow::PartialTensorShape;
+using tensorflow::Status;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 // One program of elementwise operations, run for many members; see
 // kernels/core/program.h.
@@ -42,5 +49,57 @@ REGISTER_OP("PicassoPackedApply")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Many UnsortedSegmentSums. Output i has shape member_shape[i], the first
+// dimension of which is the number of segments; ids of member i are those of
+// tensor ids_index[i], and its rows the sum, from the left, of the next
+// member_parts[i] tensors that data_index names.
+//
+// Tensors are read flat, whatever their shape: [ids, row]. As in TensorFlow, a
+// negative id drops its row, and one that is too large is InvalidArgument.
+// No gradient: it stands for what gradients are made of.
+REGISTER_OP("PicassoPackedSegmentSum")
+    .Input("data: D * T")
+    .Input("ids: Tids")
+    .Output("outputs: M * T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("Tids: list({int32, int64}) >= 1")
+    .Attr("D: int >= 1")
+    .Attr("M: int >= 1")
+    .Attr("member_shape: list(shape)")
+    .Attr("member_parts: list(int)")
+    .Attr("data_index: list(int)")
+    .Attr("ids_index: list(int)")
+    .Attr("pack: string")
+    .SetShapeFn([](InferenceContext* c) -> Status {
+      std::vector<PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("member_shape", &shapes));
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        ShapeHandle shape = c->UnknownShape();
+        if (i < static_cast<int>(shapes.size())) {
+          TF_RETURN_IF_ERROR(
+              c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        }
+        c->set_output(i, shape);
+      }
+      return tensorflow::OkStatus();
+    });
+
+// Many L2Losses: output i is half the sum of the squares of tensor i, times
+// scales[scale_index[i]] unless that index is -1. No gradient: it runs behind
+// tf.gradients.
+REGISTER_OP("PicassoPackedL2Loss")
+    .Input("tensors: M * T")
+    .Input("scales: S * T")
+    .Output("losses: M * T")
+    .Attr("T: {half, float, double}")
+    .Attr("M: int >= 1")
+    .Attr("S: int >= 0 = 0")
+    .Attr("scale_index: list(int)")
+    .Attr("pack: string")
+    .SetShapeFn([](InferenceContext* c) -> Status {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
+      return tensorflow::OkStatus();
+    });
 
 }  // namespace picasso
