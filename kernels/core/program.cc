@@ -133,6 +133,7 @@ std::string Program::Parse(const std::vector<std::string>& lines) {
 
   const int count = code.size();
   written.assign(variables, false);
+  read_first.assign(variables, false);
   assigned_first.assign(variables, false);
   std::vector<bool> seen(variables, false);
   std::vector<int> last_use(count, -1);
@@ -142,6 +143,7 @@ std::string Program::Parse(const std::vector<std::string>& lines) {
       if (arg.kind != Kind::kVariable) continue;
       if (Writes(code[i].op)) written[arg.index] = true;
       if (!seen[arg.index]) {
+        read_first[arg.index] = code[i].op == OpCode::kRead;
         assigned_first[arg.index] = code[i].op == OpCode::kAssign;
       }
       seen[arg.index] = true;

@@ -81,6 +81,7 @@ struct Program {
   int integers = 0;                  // int64 scalars
   int slots = 0;                     // scratch blocks
   std::vector<bool> written;         // [variables]
+  std::vector<bool> read_first;      // [variables]: read before it is updated
   std::vector<bool> assigned_first;  // [variables]: overwritten before any read
 
   // Reads lines such as "mul %0 t1", "assign_sub v0 %3": an instruction and its

@@ -30,6 +30,7 @@ namespace {
 
 // Variables locked as TensorFlow's dense updates lock them: exclusively those
 // that are written. Each mutex once, in ascending address.
+template <typename T>
 class DenseLocks {
  public:
   DenseLocks() = default;
@@ -47,11 +48,28 @@ class DenseLocks {
     for (Var* var : vars_) var->Unref();
   }
 
-  // Looks up input `i`, a handle.
-  Status Add(OpKernelContext* ctx, int i, bool written) {
+  // Looks up input `i`, a handle. What is missing is made if it is to be `created`,
+  // as a first assignment does; to what is read it is a failed precondition.
+  Status Add(OpKernelContext* ctx, int i, bool written, bool read,
+             bool created) {
     Var* var = nullptr;
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-        ctx, tensorflow::HandleFromInput(ctx, i), &var));
+    const auto& handle = tensorflow::HandleFromInput(ctx, i);
+    const Status found =
+        created ? tensorflow::LookupOrCreateResource<Var>(
+                      ctx, handle, &var,
+                      [](Var** made) {
+                        *made = new Var(tensorflow::DataTypeToEnum<T>::value);
+                        return tensorflow::OkStatus();
+                      })
+                : tensorflow::LookupResource(ctx, handle, &var);
+    if (!found.ok()) {
+      if (!read || !errors::IsNotFound(found)) return found;
+      return errors::FailedPrecondition(
+          "Could not find variable ", handle.name(),
+          ". This could mean that the variable has been deleted or was never "
+          "initialized. ",
+          found.ToString());
+    }
     vars_.push_back(var);
     locked_.emplace_back(var->mu(), written);
     return tensorflow::OkStatus();
@@ -110,10 +128,13 @@ class PackedApplyOp : public OpKernel {
                                  integers_, &integer_index_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_name", members_, &member_name_));
     written_.assign(vars_, false);
+    read_first_.assign(vars_, false);
+    assigned_first_.assign(vars_, false);
     for (size_t k = 0; k < var_index_.size(); ++k) {
-      if (program_.written[k % program_.variables]) {
-        written_[var_index_[k]] = true;
-      }
+      const int local = k % program_.variables, i = var_index_[k];
+      written_[i] = written_[i] || program_.written[local];
+      read_first_[i] = read_first_[i] || program_.read_first[local];
+      assigned_first_[i] = assigned_first_[i] || program_.assigned_first[local];
     }
     OP_REQUIRES(ctx,
                 std::find(program_.written.begin(), program_.written.end(),
@@ -125,9 +146,12 @@ class PackedApplyOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    DenseLocks vars;
+    DenseLocks<T> vars;
     for (int i = 0; i < vars_ + counts_; ++i) {
-      OP_REQUIRES_OK(ctx, vars.Add(ctx, i, i < vars_ && written_[i]));
+      const bool counter = i >= vars_;
+      OP_REQUIRES_OK(ctx, vars.Add(ctx, i, !counter && written_[i],
+                                   counter || read_first_[i],
+                                   !counter && assigned_first_[i]));
     }
     vars.Lock();
     State state(this, ctx, vars);
@@ -140,7 +164,7 @@ class PackedApplyOp : public OpKernel {
  private:
   // What one run of the kernel works with.
   struct State {
-    State(const PackedApplyOp* op, OpKernelContext* ctx, const DenseLocks& vars)
+    State(const PackedApplyOp* op, OpKernelContext* ctx, const DenseLocks<T>& vars)
         : op(op), ctx(ctx), vars(vars) {}
 
     Status Prepare() {
@@ -398,7 +422,7 @@ class PackedApplyOp : public OpKernel {
 
     const PackedApplyOp* op;
     OpKernelContext* ctx;
-    const DenseLocks& vars;
+    const DenseLocks<T>& vars;
     std::vector<ProgramMember<T>> members;
     std::vector<TensorShape> shapes;
     std::vector<T*> variables;
@@ -440,7 +464,9 @@ class PackedApplyOp : public OpKernel {
   std::vector<int> count_index_;
   std::vector<int> tensor_index_;
   std::vector<int> integer_index_;
-  std::vector<bool> written_;
+  std::vector<bool> written_;         // by input, as the program says
+  std::vector<bool> read_first_;
+  std::vector<bool> assigned_first_;
   std::vector<std::string> member_name_;
   PackCounters* counters_ = nullptr;
 };

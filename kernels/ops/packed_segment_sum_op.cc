@@ -31,7 +31,7 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Tids", &id_types));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members_, &shapes));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", members_, &member_parts_));
-    OP_REQUIRES_OK(ctx, GetList(ctx, "ids_index", members_, &ids_index_));
+    OP_REQUIRES_OK(ctx, layout_.Init(ctx, members_, id_types.size()));
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, GetList(ctx, "data_index", parts_, &data_index_));
     for (int m = 0; m < members_; ++m) {
@@ -40,9 +40,7 @@ class PackedSegmentSumOp : public OpKernel {
                   errors::InvalidArgument("Member ", m, " has the shape ",
                                           shapes[m].DebugString(), "."));
       shapes_.push_back(shape);
-      OP_REQUIRES(ctx,
-                  member_parts_[m] > 0 && ids_index_[m] >= 0 &&
-                      ids_index_[m] < static_cast<int>(id_types.size()),
+      OP_REQUIRES(ctx, member_parts_[m] > 0 && layout_.source(m) >= 0,
                   errors::InvalidArgument("Member ", m, " has no input."));
     }
     for (int index : data_index_) {
@@ -55,17 +53,13 @@ class PackedSegmentSumOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList data, ids;
+    OpInputList data;
     OP_REQUIRES_OK(ctx, ctx->input_list("data", &data));
-    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
     std::vector<SegmentSumMember<T>> members(members_);
     std::vector<const T*> parts(parts_);
     for (int m = 0, p = 0; m < members_; ++m) {
       SegmentSumMember<T>& member = members[m];
-      const Tensor& member_ids = ids[ids_index_[m]];
-      member.ids.data = member_ids.data();
-      member.ids.is_int64 = member_ids.dtype() == tensorflow::DT_INT64;
-      member.ids.size = member_ids.NumElements();
+      OP_REQUIRES_OK(ctx, layout_.View(ctx, data.size(), m, &member.ids));
       member.rows = shapes_[m].dim_size(0);
       member.dim = 1;
       for (int d = 1; d < shapes_[m].dims(); ++d) {
@@ -78,9 +72,8 @@ class PackedSegmentSumOp : public OpKernel {
         OP_REQUIRES(ctx, part.NumElements() == member.ids.size * member.dim,
                     errors::InvalidArgument(
                         "data.shape = ", part.shape().DebugString(),
-                        " does not start with segment_ids.shape = ",
-                        member_ids.shape().DebugString(),
-                        " and end with rows of ", member.dim, " values"));
+                        " does not hold ", member.ids.size, " rows of ",
+                        member.dim, " values"));
         parts[p] = part.flat<T>().data();
       }
       Tensor* out = nullptr;
@@ -103,7 +96,7 @@ class PackedSegmentSumOp : public OpKernel {
   std::vector<TensorShape> shapes_;
   std::vector<int> member_parts_;
   std::vector<int> data_index_;
-  std::vector<int> ids_index_;
+  IdsLayout layout_;
   PackCounters* counters_ = nullptr;
 };
 

@@ -51,13 +51,12 @@ REGISTER_OP("PicassoPackedApply")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // Many UnsortedSegmentSums. Output i has shape member_shape[i], the first
-// dimension of which is the number of segments; ids of member i are those of
-// tensor ids_index[i], and its rows the sum, from the left, of the next
-// member_parts[i] tensors that data_index names.
+// dimension of which is the number of segments; its ids are described as those of
+// PicassoPackedLookup, and its rows are the sum, from the left, of the next
+// member_parts[i] tensors that data_index names, read flat as [ids, row].
 //
-// Tensors are read flat, whatever their shape: [ids, row]. As in TensorFlow, a
-// negative id drops its row, and one that is too large is InvalidArgument.
-// No gradient: it stands for what gradients are made of.
+// As in TensorFlow, a negative id drops its row, and one that is too large is
+// InvalidArgument. No gradient: it stands for what gradients are made of.
 REGISTER_OP("PicassoPackedSegmentSum")
     .Input("data: D * T")
     .Input("ids: Tids")
@@ -69,7 +68,10 @@ REGISTER_OP("PicassoPackedSegmentSum")
     .Attr("member_shape: list(shape)")
     .Attr("member_parts: list(int)")
     .Attr("data_index: list(int)")
-    .Attr("ids_index: list(int)")
+    .Attr("ids_source: list(int)")
+    .Attr("ids_begin: list(int)")
+    .Attr("ids_width: list(int)")
+    .Attr("ids_narrow: list(bool)")
     .Attr("pack: string")
     .SetShapeFn([](InferenceContext* c) -> Status {
       std::vector<PartialTensorShape> shapes;

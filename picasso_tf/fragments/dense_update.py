@@ -43,6 +43,8 @@ _BINARY = {
     "Less": "less",
     "LessEqual": "less_equal",
 }
+# Grappler's name for some unary ops in a row, and what it calls them.
+_COMPOSITION = "_UnaryOpsComposition"
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 # Their bits depend on whether an element is handled in a packet, and so on the
 # shape of the tensor that the op is given.
@@ -203,7 +205,9 @@ class _Finder:
         if op == "SelectV2":
             condition = view.producer(node.inputs[0])
             return condition is not None and condition.op in _COMPARISONS
-        return op in _UNARY or op in _BINARY or op == "AddN"
+        if op == _COMPOSITION:
+            return _is_exact(node)
+        return op in _UNARY or op in _BINARY or op in ("AddN", "Identity")
 
     def _is_counter(self, tensor: Tensor) -> bool:
         """Whether an int64 tensor is sure to be a scalar that programs know."""
@@ -230,7 +234,9 @@ class _Finder:
     def _shape(self, tensor: Tensor) -> Shape | None:
         node = self._view.producer(tensor)
         if node is not None and (
-            node.op in _UNARY or node.op in _BINARY or node.op == "SelectV2"
+            node.op in _UNARY
+            or node.op in _BINARY
+            or node.op in ("SelectV2", "Identity", _COMPOSITION)
         ):
             return self.surely(node.inputs)
         if node is not None and node.op == "Cast" and self.is_candidate(node):
@@ -381,6 +387,12 @@ class _Finder:
         return bool(readers) and readers[0][0].name in self._inside
 
 
+def _is_exact(composition: Node) -> bool:
+    """Whether an element has the same bits, handled in a packet or not."""
+    names = composition.attr("op_names", [])
+    return all(name in _UNARY and name not in _PACKETS_DIFFER for name in names)
+
+
 def _index(item: DenseUpdate | LeftAlone) -> int:
     return (item.anchor if isinstance(item, DenseUpdate) else item.node).index
 
@@ -476,7 +488,7 @@ class _Builder:
 
     def _hash(self, node: Node) -> str:
         """Tells apart what nodes compute; names and places do not count."""
-        parts = [node.op]
+        parts = [node.op, *(node.attr("op_names") or ())]
         for tensor in node.inputs:
             if tensor[0] in self._hashes:
                 parts.append(self._hashes[tensor[0]])
@@ -539,6 +551,12 @@ class _Builder:
             result = self._operand(node.inputs[0])
             for tensor in node.inputs[1:]:
                 result = self._line("add", result, self._operand(tensor))
+        elif op == "Identity":
+            result = self._operand(node.inputs[0])
+        elif op == _COMPOSITION:
+            result = self._operand(node.inputs[0])
+            for name in node.attr("op_names"):
+                result = self._line(_UNARY[name], result)
         elif op == "SelectV2":
             result = self._line("select", *map(self._operand, node.inputs))
         else:

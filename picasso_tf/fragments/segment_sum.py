@@ -7,6 +7,7 @@ import dataclasses
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.apply_ops import APPLY_OPS
+from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.graph import GraphView, Node, Shape, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
@@ -19,19 +20,18 @@ class SegmentSum:
 
     Attributes:
       node: the op.
-      dtype, ids_dtype: of the rows and of the ids.
+      dtype: of the rows.
       shape: of the result.
       parts: tensors whose sum, from the left, holds the rows; read flat.
-      ids: one id per row; read flat.
+      ids: one id per row.
       controls: names of nodes that it waits for.
     """
 
     node: Node
     dtype: dtypes.DType
-    ids_dtype: dtypes.DType
     shape: Shape
     parts: tuple[Tensor, ...]
-    ids: Tensor
+    ids: Ids
     controls: tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
         return "a segment sum of unknown shape"
     controls = list(node.controls)
     data = _before_reshapes(view, node, node.inputs[0], controls)
-    ids = _before_reshapes(view, node, node.inputs[1], controls)
+    ids = find_ids(view, node.inputs[1], ids_dtype, node.device, flat=True)
     parts: tuple[Tensor, ...] = (data,)
     added = view.producer(data)
     if (
@@ -58,7 +58,7 @@ def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
         and _alone(view, node, added)
     ):
         parts = added.inputs
-    return SegmentSum(node, dtype, ids_dtype, shape, parts, ids, tuple(controls))
+    return SegmentSum(node, dtype, shape, parts, ids, tuple(controls))
 
 
 def _alone(view: GraphView, reader: Node, node: Node) -> bool:
@@ -90,12 +90,16 @@ def _before_reshapes(
 def _shape(view: GraphView, node: Node, rows: int) -> Shape | None:
     """The shape of the result, where it is known."""
     data, ids = view.shape(node.inputs[0]), view.shape(node.inputs[1])
+    added = view.producer(node.inputs[0])
+    if added is not None and added.op == "AddN":
+        # All its inputs have one shape.
+        shapes = map(view.shape, added.inputs)
+        data = next((s for s in shapes if s is not None), None)
     if data is not None and ids is not None and None not in data[len(ids) :]:
         return (rows, *data[len(ids) :])
     for reader, _ in view.consumers((node.name, 0)):
         shape = None
         if reader.op == "AddN":
-            # All its inputs have one shape.
             known = [view.shape(tensor) for tensor in reader.inputs]
             shape = next((s for s in known if s is not None and None not in s), None)
         elif reader.op in APPLY_OPS:

@@ -10,6 +10,7 @@ from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.segment_sum import SegmentSum, match_segment_sum
 from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import (
+    IdsAttrs,
     InputList,
     Pass,
     PassResult,
@@ -40,7 +41,7 @@ class PackSegmentSums(Pass):
             matched = match_segment_sum(view, node)
             if isinstance(matched, str):
                 result.skip(node, matched)
-            elif not keeps_guard(view, node, (*matched.parts, matched.ids)):
+            elif not keeps_guard(view, node, (*matched.parts, matched.ids.source)):
                 result.skip(node, "its rows or ids come from another branch")
             else:
                 sums.append(matched)
@@ -66,31 +67,25 @@ def _volume(matched: SegmentSum) -> int:
 
 
 def _pack(edits: Edits, members: list[SegmentSum]) -> Pack:
-    data, ids = InputList(), InputList()
-    id_types: list = []
-    ids_index = []
+    data, ids = InputList(), IdsAttrs()
     for member in members:
-        position = ids.position(member.ids)
-        if position == len(id_types):
-            id_types.append(member.ids_dtype)
-        ids_index.append(position)
+        ids.append(member.ids)
     data_index = [data.position(part) for member in members for part in member.parts]
     first = members[0]
     name = add_pack(
         edits,
         "picasso_packed_segment_sum",
         "PicassoPackedSegmentSum",
-        [*data, *ids],
+        [*data, *ids.tensors],
         device=first.node.device,
         controls={name for member in members for name in member.controls},
         T=first.dtype,
-        Tids=id_types,
         D=len(data),
         M=len(members),
         member_shape=[ShapeAttr(member.shape) for member in members],
         member_parts=[len(member.parts) for member in members],
         data_index=data_index,
-        ids_index=ids_index,
+        **ids.attrs(),
     )
     for port, member in enumerate(members):
         edits.replace_tensor((member.node.name, 0), (name, port))
