@@ -61,7 +61,8 @@ class DenseUpdate:
     """One chain.
 
     Attributes:
-      nodes: names of all nodes that the program stands for, in graph order.
+      nodes: names of all nodes that the program stands for, in graph order. A
+        Const may be among them; it is one of the tensors too.
       anchor: the node that names the chain, an update.
       table: the variable that the anchor updates.
       dtype: of all floats.
@@ -189,6 +190,9 @@ class _Finder:
                 shape = self.table(node.inputs[0]).shape
                 return shape is not None and None not in shape
             return dtype == dtypes.int64 and self.table(node.inputs[0]).shape == ()
+        if op == "Const":
+            # Without control inputs it is as good outside.
+            return bool(node.controls) and node.attr("dtype") in _TYPES
         if op == "Cast":
             return (
                 node.attr("SrcT") == dtypes.int64
@@ -551,6 +555,8 @@ class _Builder:
             result = self._operand(node.inputs[0])
             for tensor in node.inputs[1:]:
                 result = self._line("add", result, self._operand(tensor))
+        elif op == "Const":
+            result = self._name("t", (node.name, 0), (node.name, 0))
         elif op == "Identity":
             result = self._operand(node.inputs[0])
         elif op == _COMPOSITION:

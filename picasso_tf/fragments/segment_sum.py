@@ -36,14 +36,17 @@ class SegmentSum:
 
 
 def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
-    """The sum, or the reason why it is left alone."""
+    """The sum, or the reason why it is left alone; "": it makes nothing dense, as
+    the sums that optimizers put in front of sparse updates."""
     dtype, ids_dtype = node.attr("T"), node.attr("Tindices")
     if dtype not in _TYPES or ids_dtype not in _ID_TYPES:
         return "a segment sum of another type"
     if "GPU" in node.device.upper():
         return "the sum is on a GPU, and packed sums have no GPU kernel yet"
     rows = view.constant_int(node.inputs[2])
-    shape = None if rows is None else _shape(view, node, rows)
+    if rows is None:
+        return ""
+    shape = _shape(view, node, rows)
     if shape is None:
         return "a segment sum of unknown shape"
     controls = list(node.controls)

@@ -95,11 +95,17 @@ def _pack(edits: Edits, members: list[DenseUpdate]) -> Pack:
             for member in members
             for tensor in getattr(member, kind)
         ]
+    # Constants that waited for a part of the chain, without that.
+    replaced = {name for member in members for name in member.nodes}
+    tensors = [
+        (edits.add_constant(tensor[0]), 0) if tensor[0] in replaced else tensor
+        for tensor in lists["tensors"]
+    ]
     name = add_pack(
         edits,
         "picasso_packed_apply",
         "PicassoPackedApply",
-        [tensor for inputs in lists.values() for tensor in inputs],
+        [*lists["variables"], *lists["counts"], *tensors, *lists["integers"]],
         device=first.anchor.device,
         controls={name for member in members for name in member.controls},
         T=first.dtype,

@@ -39,6 +39,8 @@ class PackSegmentSums(Pass):
             if node.name in view.feeds:
                 continue
             matched = match_segment_sum(view, node)
+            if matched == "":
+                continue
             if isinstance(matched, str):
                 result.skip(node, matched)
             elif not keeps_guard(view, node, (*matched.parts, matched.ids.source)):
