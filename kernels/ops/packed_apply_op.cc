@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/core/program.h"
@@ -48,8 +48,9 @@ class DenseLocks {
     for (Var* var : vars_) var->Unref();
   }
 
-  // Looks up input `i`, a handle. What is missing is made if it is to be `created`,
-  // as a first assignment does; to what is read it is a failed precondition.
+  // Looks up input `i`, a handle. What is missing is made if it is to be
+  // `created`, as a first assignment does; to what is read it is a failed
+  // precondition.
   Status Add(OpKernelContext* ctx, int i, bool written, bool read,
              bool created) {
     Var* var = nullptr;
@@ -164,7 +165,8 @@ class PackedApplyOp : public OpKernel {
  private:
   // What one run of the kernel works with.
   struct State {
-    State(const PackedApplyOp* op, OpKernelContext* ctx, const DenseLocks<T>& vars)
+    State(const PackedApplyOp* op, OpKernelContext* ctx,
+          const DenseLocks<T>& vars)
         : op(op), ctx(ctx), vars(vars) {}
 
     Status Prepare() {
@@ -262,6 +264,9 @@ class PackedApplyOp : public OpKernel {
     // run in order, and what only its own member reads need not be copied.
     void FindUsers() {
       const Program& program = op->program_;
+      writers.reserve(variables.size());
+      readers.reserve(tensors.size());
+      held.reserve(op->tensors_);
       for (int m = 0; m < op->members_; ++m) {
         for (int v = 0; v < program.variables; ++v) {
           if (!program.written[v]) continue;
@@ -434,10 +439,11 @@ class PackedApplyOp : public OpKernel {
     std::vector<int64_t> integers;
     std::deque<T> scalars;
     std::vector<Tensor> broadcast;
-    std::map<const Var*, int> writers;
-    std::map<const TensorBuffer*, int> readers;  // -1: several members
-    std::map<const TensorBuffer*, int> held;     // inputs that hold it
-    std::map<const TensorBuffer*, int> in_place;
+    std::unordered_map<const Var*, int> writers;
+    std::unordered_map<const TensorBuffer*, int>
+        readers;                                        // -1: several members
+    std::unordered_map<const TensorBuffer*, int> held;  // inputs that hold it
+    std::unordered_map<const TensorBuffer*, int> in_place;
     bool ordered = false;
   };
 
@@ -464,7 +470,7 @@ class PackedApplyOp : public OpKernel {
   std::vector<int> count_index_;
   std::vector<int> tensor_index_;
   std::vector<int> integer_index_;
-  std::vector<bool> written_;         // by input, as the program says
+  std::vector<bool> written_;  // by input, as the program says
   std::vector<bool> read_first_;
   std::vector<bool> assigned_first_;
   std::vector<std::string> member_name_;

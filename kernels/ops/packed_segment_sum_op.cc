@@ -69,11 +69,11 @@ class PackedSegmentSumOp : public OpKernel {
       member.part_count = member_parts_[m];
       for (int q = 0; q < member_parts_[m]; ++q, ++p) {
         const Tensor& part = data[data_index_[p]];
-        OP_REQUIRES(ctx, part.NumElements() == member.ids.size * member.dim,
-                    errors::InvalidArgument(
-                        "data.shape = ", part.shape().DebugString(),
-                        " does not hold ", member.ids.size, " rows of ",
-                        member.dim, " values"));
+        OP_REQUIRES(
+            ctx, part.NumElements() == member.ids.size * member.dim,
+            errors::InvalidArgument("data.shape = ", part.shape().DebugString(),
+                                    " does not hold ", member.ids.size,
+                                    " rows of ", member.dim, " values"));
         parts[p] = part.flat<T>().data();
       }
       Tensor* out = nullptr;

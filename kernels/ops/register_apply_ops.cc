@@ -51,8 +51,8 @@ REGISTER_OP("PicassoPackedApply")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // Many UnsortedSegmentSums. Output i has shape member_shape[i], the first
-// dimension of which is the number of segments; its ids are described as those of
-// PicassoPackedLookup, and its rows are the sum, from the left, of the next
+// dimension of which is the number of segments; its ids are described as those
+// of PicassoPackedLookup, and its rows are the sum, from the left, of the next
 // member_parts[i] tensors that data_index names, read flat as [ids, row].
 //
 // As in TensorFlow, a negative id drops its row, and one that is too large is
