@@ -22,7 +22,7 @@ from forms_run import (
     train_in_sessions,
     whole_product,
 )
-from helpers_models import KERAS_2, Watched, assert_all_same, needs_estimator
+from helpers_models import Watched, assert_all_same, needs_estimator
 
 import picasso_tf
 
