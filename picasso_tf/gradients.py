@@ -10,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
+from picasso_tf.fragments.ids import Mode
+
 for _op in ("HashBucket", "Bucketize", "RangeCheck", "TableFind"):
     # Text and integers, or, as stock's Bucketize, steps.
     ops.NotDifferentiable(f"PicassoPacked{_op}")
@@ -45,7 +47,8 @@ def _packed_lookup_grad(op, *grads):
             for member, part in enumerate(parts, start=first):
                 table = pack.member_table[member]
                 if table >= 0:
-                    slices[table].append(pack.rows(member, part))
+                    for which, rows in pack.slices(member, part):
+                        slices[which].append(rows)
                 else:
                     shape = tf.shape(pack.dense_input(member))
                     dense[-1 - table].append(tf.reshape(part, shape))
@@ -85,15 +88,47 @@ class _Pack:
         sizes = [self._shape(member)[-chunk_dims] for member in members]
         return tf.split(grad, tf.stack(sizes), axis=tf.rank(grad) - chunk_dims)
 
+    def slices(self, member: int, grad):
+        """(table, its gradient), one per part where the table is in parts."""
+        whole = self.rows(member, grad)
+        counts = self._op.get_attr("partition_parts")
+        if not counts or counts[member] == 0:
+            return [(self.member_table[member], whole)]
+        count = counts[member]
+        first = sum(counts[:member])
+        tables = self._op.get_attr("partition_tables")[first : first + count]
+        parts, rows = self._places(member, whole.indices)
+        rows = tf.dynamic_partition(rows, parts, count)
+        values = tf.dynamic_partition(whole.values, parts, count)
+        return [
+            (table, tf.IndexedSlices(values[i], rows[i], self._shape_of(table)))
+            for i, table in enumerate(tables)
+        ]
+
+    def _places(self, member: int, ids):
+        """The part of each id, and the row in it, as tf.nn.embedding_lookup
+        computes them."""
+        count = self._op.get_attr("partition_parts")[member]
+        if self._op.get_attr("partition_strategy")[member] == b"mod":
+            return tf.cast(ids % count, tf.int32), ids // count
+        size, extras = divmod(self._op.get_attr("partition_rows")[member], count)
+        parts = tf.maximum(ids // (size + 1), (ids - extras) // size)
+        rows = tf.where(parts < extras, ids % (size + 1), (ids - extras) % size)
+        return tf.cast(parts, tf.int32), rows
+
     def rows(self, member: int, grad) -> tf.IndexedSlices:
         shape = self._table_shape(member)
         ids = self._ids(member)
         values_shape = tf.concat([[tf.size(ids)], shape[1:]], 0)
+        if self._op.get_attr("cast_rows"):
+            grad = tf.cast(grad, tf.float32)
         return tf.IndexedSlices(tf.reshape(grad, values_shape), ids, shape)
 
     def _table_shape(self, member: int):
-        handle = self._op.inputs[self.member_table[member]]
-        return resource_variable_ops.variable_shape(handle)
+        return self._shape_of(self.member_table[member])
+
+    def _shape_of(self, table: int):
+        return resource_variable_ops.variable_shape(self._op.inputs[table])
 
     def _source(self, member: int) -> tf.Tensor:
         source = self._op.get_attr("ids_source")[member]
@@ -108,6 +143,14 @@ class _Pack:
             ids = ids[:, begin : begin + width]
         if self._op.get_attr("ids_narrow")[member]:
             ids = tf.cast(ids, tf.int32)
+        modes = self._op.get_attr("ids_mode")
+        mode = modes[member] if modes else Mode.PLAIN
+        if mode != Mode.PLAIN:
+            rows = tf.cast(self._table_shape(member)[0], ids.dtype)
+            if mode == Mode.WRAP:
+                ids = tf.where(ids < 0, ids + rows, ids)
+            else:
+                ids = tf.clip_by_value(ids, 0, rows - 1)
         return tf.reshape(ids, [-1])
 
     def _shape(self, member: int) -> tf.Tensor:

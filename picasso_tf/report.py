@@ -13,7 +13,8 @@ class Pack:
 
     Attributes:
       name: its node, and the key of its execution counters.
-      kind: "lookup", "update", or the name of a kind in passes/pack_kernels.py.
+      kind: "lookup", "update" (of rows), "dense update", "segment sum", "L2 term",
+        or the name of a kind in passes/pack_kernels.py.
       members: names of the nodes it replaced.
       tables: number of variables; 0: it reads none.
       volume: estimated bytes of rows per step; 0: no rows.
@@ -45,7 +46,8 @@ class Report:
       graph: what was rewritten: a function, a session's graph, a file.
       packs: the packed ops that were made.
       skipped: nodes that were recognised and left alone, with the reason.
-      ops_before, ops_after: nodes by op type, of those that run.
+      ops_before, ops_after: nodes by op type, of those that run. Where something
+        was packed behind TensorFlow's own optimizers, these ran in between.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -76,6 +78,16 @@ class Report:
 
         created, executed = ops.pack_counts(pack.name)
         return created, executed - self._counts_before.get(pack.name, (0, 0))[1]
+
+    def extend(self, later: Report) -> None:
+        """Adds what a later phase did to the same graph."""
+        self.packs.extend(later.packs)
+        self.skipped.extend(later.skipped)
+        self.failures.extend(later.failures)
+        self.seconds += later.seconds
+        self._counts_before.update(later._counts_before)
+        if later.changed:
+            self.ops_after = later.ops_after
 
     def was_dropped(self) -> bool:
         """Whether packs were made but TensorFlow neither created nor ran any.

@@ -22,7 +22,7 @@ from forms_run import (
     train_in_sessions,
     whole_product,
 )
-from helpers_models import KERAS_2, Watched, assert_all_same, needs_estimator
+from helpers_models import Watched, assert_all_same, needs_estimator
 
 import picasso_tf
 
@@ -60,18 +60,6 @@ RESHAPED = ("keras_embedding", "keras_matrix", "keras_input_length")
 
 def broken(test: str, case) -> str | None:
     """The reason why a case is known to fail."""
-    name, optimizer = case.form.name, case.optimizer
-    if name == "plain_shared" and test != "converted graph":
-        return SHAPES
-    if test != "keras" or not KERAS_2:
-        return None
-    if optimizer == "rmsprop":
-        return SCATTER
-    if case.dtype.startswith("mixed"):
-        return None  # a cast is between the lookup and the join
-    packed = optimizer.startswith("legacy") and optimizer != "legacy_adam"
-    if name == "keras_shared" or (name in RESHAPED and not packed):
-        return SHAPES
     return None
 
 

@@ -25,8 +25,12 @@ namespace errors = tensorflow::errors;
 
 // How SparseSegment*Grad sums half types: seen to be in float in
 // TensorFlow 2.21, and in the type itself in 2.15.
+#ifdef TF_MAJOR_VERSION
 constexpr bool kSparseSegmentGradInType =
     TF_MAJOR_VERSION == 2 && TF_MINOR_VERSION <= 15;
+#else  // the headers of later versions do not say which one they are
+constexpr bool kSparseSegmentGradInType = false;
+#endif
 
 // See register_ops.cc for the op's contract.
 template <typename T>
@@ -90,7 +94,8 @@ class PackedUpdateOp : public OpKernel {
     const RuleInfo& info = kRules[rule_];
     LockedVariables<T> vars;
     OP_REQUIRES_OK(ctx, vars.Add(ctx, 0, count_ * (1 + info.slots)));
-    OP_REQUIRES_OK(ctx, vars.Lock(ctx, use_locking_));
+    OP_REQUIRES_OK(ctx, vars.Lock(ctx, use_locking_ ? Access::kExclusiveWrite
+                                                    : Access::kSparseWrite));
 
     OpInputList hyper, steps, grads;
     OP_REQUIRES_OK(ctx, ctx->input_list("hyper", &hyper));
@@ -123,7 +128,8 @@ class PackedUpdateOp : public OpKernel {
       m.parts = parts.data() + p;
       m.part_count = member_parts_[i];
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
-        OP_REQUIRES_OK(ctx, layout_.View(ctx, first_ids, p, &parts[p].ids));
+        OP_REQUIRES_OK(ctx,
+                       layout_.View(ctx, first_ids, p, m.rows, &parts[p].ids));
         int64_t rows = parts[p].ids.size;
         if (partition_layout_.of(p) != nullptr) {
           parts[p].filter = &filters_[p];

@@ -128,7 +128,7 @@ Status LookupShapes(InferenceContext* c) {
   std::vector<bool> bag_full_shape;
   std::vector<tensorflow::DataType> sparse_types;
   std::vector<bool> stack;
-  std::vector<PartialTensorShape> member_shape;
+  std::vector<PartialTensorShape> member_shape, shape_as;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
   TF_RETURN_IF_ERROR(c->GetAttr("K", &outputs));
   TF_RETURN_IF_ERROR(c->GetAttr("Tids", &id_types));
@@ -144,6 +144,7 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("bag_shape", &bag_shape));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_full_shape", &bag_full_shape));
   TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
+  TF_RETURN_IF_ERROR(c->GetAttr("shape_as", &shape_as));
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
@@ -202,12 +203,23 @@ Status LookupShapes(InferenceContext* c) {
   }
   for (size_t s = 0; s < shape_members.size(); ++s) {
     const int m = shape_members[s];
-    if (m < 0 || m >= static_cast<int>(count)) {
+    if (m < 0 || m >= static_cast<int>(count) || member_table[m] < 0) {
       return errors::InvalidArgument("No member ", m, ".");
     }
-    c->set_output(outputs + s, c->RankKnown(shapes[m])
-                                   ? c->Vector(c->Rank(shapes[m]))
-                                   : c->UnknownShapeOfRank(1));
+    ShapeHandle shape = shapes[m];
+    const bool bags = !bag_rows.empty() && bag_rows[m] >= 0;
+    const bool declared = shape_as.size() == shape_members.size();
+    if (declared && bags) {
+      if (!shape_as[s].unknown_rank()) {
+        TF_RETURN_IF_ERROR(
+            c->MakeShapeFromPartialTensorShape(shape_as[s], &shape));
+      }
+    } else if (declared) {
+      TF_RETURN_IF_ERROR(LookupShape(c, member_table[m], tables + ids_source[m],
+                                     ids_width[m], shape_as[s], &shape));
+    }
+    c->set_output(outputs + s, c->RankKnown(shape) ? c->Vector(c->Rank(shape))
+                                                   : c->UnknownShapeOfRank(1));
   }
   return tensorflow::OkStatus();
 }
@@ -267,10 +279,13 @@ Status UpdateShapes(InferenceContext* c) {
 // Many lookups in one op. A member is one lookup or one dense tensor; outputs
 // take the members in order, output k the next output_members[k] of them.
 //
-//   resources: [N] tables, variables of `dtype`, shape [rows, ...].
+//   resources: [N] tables, variables of `dtype`, shape [rows, ...]; with
+//              cast_rows of float, and their rows are cast to `dtype`.
 //   ids:       tensors of ids; member i reads tensor ids_source[i] whole
 //              (ids_width -1) or its columns [ids_begin, +ids_width) (rank 2).
 //              ids_narrow: int64 ids that the graph cast to int32.
+//              ids_mode, behind that: 1 adds the table's rows to negative ids,
+//              2 clips ids to the table; none given: 0 for all.
 //              ids_shape: their shape in the graph, with at most one unknown
 //              dimension; of unknown rank: that of the whole tensor.
 //   dense:     [D] tensors of `dtype`, copied into their place.
@@ -280,9 +295,8 @@ Status UpdateShapes(InferenceContext* c) {
 //   output_chunk_dims: the members of output k are joined along the axis that
 //              has this many dimensions at and behind it. With output_stack,
 //              along a new axis in front of that many dimensions (tf.stack).
-//   shapes:    the shapes of shape_members, as tf.shape gives them; members
-//              that no output takes are there for their shape alone.
-//
+//   shapes:    the shapes of shape_members, as tf.shape gives them; as if
+//              their member_shape were shape_as, if that is given.
 //   sparse, bag_*: of members that pool bags of ids: "sparse" inputs (-1: none)
 //              with the indices [ids, rank] or segment ids [ids] (bag_rows),
 //              the dense shape [rank] (bag_shape) and the weights [ids]. With a
@@ -321,6 +335,7 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("ids_shape: list(shape)")
     .Attr("output_members: list(int)")
     .Attr("output_chunk_dims: list(int)")
@@ -342,6 +357,8 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("partition_parts: list(int) = []")
     .Attr("partition_rows: list(int) = []")
     .Attr("partition_tables: list(int) = []")
+    .Attr("shape_as: list(shape) = []")
+    .Attr("cast_rows: bool = false")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
@@ -398,6 +415,7 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("grad_source: list(int)")
     .Attr("grad_chunk_dims: list(int)")
     .Attr("grad_begin: list(int)")

@@ -385,7 +385,9 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     rows of a variable."""
     device = node.device
     rows, positions, segments = node.inputs[:3]
-    gather = view.movable(view.skip(rows, FORWARDING), device, held=True)
+    gather = view.movable(
+        view.skip(rows, FORWARDING), device, held=True, bookkeeping=False
+    )
     stitched = reshape = None
     if gather is not None and gather.op == "Reshape":
         stitched, reshape = _stitched_behind(view, gather, device), gather.name
@@ -421,8 +423,10 @@ def _stitched_behind(
 ) -> Stitched | str | None:
     """The lookup of a variable in parts behind the Reshape that gives it the
     shape of the ids; a reason why it is left alone; None: there is none."""
-    stitch = view.movable(reshape.inputs[0], device, held=True)
+    stitch = view.movable(reshape.inputs[0], device, held=True, bookkeeping=False)
     if stitch is None or stitch.op not in STITCH_OPS or reshape.controls:
+        return None
+    if not view.waits_for_nobody(reshape.inputs[1]):
         return None
     stitched = match_stitched(view, stitch)
     if stitched is None or isinstance(stitched, str):

@@ -62,7 +62,7 @@ def match_stitched(view: GraphView, node: Node) -> Stitched | str | None:
         return None
     if any(len(view.consumers(tensor)) != 1 for tensor in rows):
         return "the rows of a part are read by others too"
-    gathers = [view.movable(tensor, node.device, held=True) for tensor in rows]
+    gathers = [_node(view, tensor, node.device, held=True) for tensor in rows]
     if None in gathers:
         return "its parts are on several devices, fetched or fed"
     if any(view.guard(gather.name) != view.guard(node.name) for gather in gathers):
@@ -81,6 +81,13 @@ def match_stitched(view: GraphView, node: Node) -> Stitched | str | None:
     return Stitched(node, tuple(gathers), *found, index_type)
 
 
+def _node(
+    view: GraphView, tensor: Tensor, device: str, held: bool = False
+) -> Node | None:
+    """The producer, if it is movable: all of its inputs are looked at here."""
+    return view.movable(tensor, device, held=held, bookkeeping=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class IdsOfPart:
     """The ids of part number `index`, out of the vector `ids`."""
@@ -95,7 +102,7 @@ def match_part(
 ) -> IdsOfPart | str | None:
     """The part behind the rows to look up in it and the positions of these among
     all ids; None: there is none; a reason why it is left alone."""
-    by_row, by_position = (view.movable(x, device) for x in (rows, positions))
+    by_row, by_position = (_node(view, x, device) for x in (rows, positions))
     for node in (by_row, by_position):
         if node is None or node.op != "DynamicPartition":
             return None
@@ -115,18 +122,18 @@ def _match_ids(
     view: GraphView, rows: Tensor, parts: Tensor, count: int, device: str
 ) -> tuple[Partition, Tensor] | str | None:
     """(partition, ids) where `rows` and `parts` are computed from ids."""
-    row = view.movable(rows, device)
-    part = view.movable(parts, device)
+    row = _node(view, rows, device)
+    part = _node(view, parts, device)
     if part is not None and part.op == "Cast":
         if part.attr("DstT") != dtypes.int32:
             return None
-        part = view.movable(part.inputs[0], device)
+        part = _node(view, part.inputs[0], device)
     if row is None or part is None:
         return None
     if part.op == "FloorMod" and row.op == "FloorDiv":
         if part.inputs[0] != row.inputs[0]:
             return None
-        sizes = {view.constant_int(node.inputs[1]) for node in (part, row)}
+        sizes = {_int(view, node.inputs[1]) for node in (part, row)}
         return (Partition("mod", count, 0), row.inputs[0]) if sizes == {count} else None
     if part.op == "Maximum" and row.op in _SELECT_OPS:
         return _match_div(view, row, part, count, device)
@@ -136,14 +143,14 @@ def _match_ids(
 def _match_div(view: GraphView, row: Node, part: Node, count: int, device: str):
     """part = max(ids // (size + 1), (ids - extras) // size) and
     row = ids % (size + 1) if part < extras else (ids - extras) % size."""
-    nodes = [view.movable(tensor, device) for tensor in (*part.inputs, *row.inputs)]
+    nodes = [_node(view, tensor, device) for tensor in (*part.inputs, *row.inputs)]
     if None in nodes:
         return None
     ops = tuple(node.op for node in nodes)
     if ops != ("FloorDiv", "FloorDiv", "Less", "FloorMod", "FloorMod"):
         return None
     div, div_rest, less, mod, mod_rest = nodes
-    rests = [view.movable(x.inputs[0], device) for x in (div_rest, mod_rest)]
+    rests = [_node(view, x.inputs[0], device) for x in (div_rest, mod_rest)]
     if any(node is None or node.op != "Sub" for node in rests):
         return None
     ids = div.inputs[0]
@@ -189,10 +196,12 @@ def _int(view: GraphView, tensor: Tensor, depth: int = 4) -> int | None:
 
 def _numbers(view: GraphView, tensor: Tensor, ids: Tensor, device: str) -> bool:
     """Whether a tensor is range(size(ids))."""
-    node = view.movable(tensor, device)
+    node = _node(view, tensor, device)
     if node is None or node.op != "Range":
         return False
-    if view.constant_int(node.inputs[0]) != 0 or view.constant_int(node.inputs[2]) != 1:
+    if _int(view, node.inputs[0]) != 0 or _int(view, node.inputs[2]) != 1:
+        return False
+    if not view.waits_for_nobody(node.inputs[1]):
         return False
     size = view.producer(view.skip(node.inputs[1], FORWARDING | {"Cast"}))
     if size is not None and size.op == "Size":
@@ -218,20 +227,20 @@ def match_part_grad(
     `rows`; None: there is none; a reason why it is left alone."""
     barriers: list[str] = []
     while True:
-        node = view.movable(values, device, held=True)
+        node = _node(view, values, device, held=True)
         if node is None:
             return None
         if node.op == "GatherV2":
             break
-        if node.op not in ("Reshape", *FORWARDING):
+        if node.op not in FORWARDING and view.movable(values, device) is None:
             return None
-        if node.op == "Reshape" and node.controls:
+        if node.op not in ("Reshape", *FORWARDING):
             return None
         barriers.extend(node.controls)
         values = node.inputs[0]
     if node.controls or node.attr("batch_dims", 0) != 0:
         return None
-    if view.constant_int(node.inputs[2]) != 0:
+    if _int(view, node.inputs[2]) != 0:
         return None
     while True:
         reshape = view.movable(rows, device)

@@ -10,7 +10,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
-from picasso_tf.fragments.partition import IdsOfPart, match_part_grad
+from picasso_tf.fragments.partition import IdsOfPart, PartGrad, match_part_grad
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
 
 
@@ -131,8 +131,9 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     negate, scale = False, None
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
+    table = view.table(node.inputs[0])
     parts = tuple(
-        _part(view, part_values, part_ids, index_type, node.device)
+        _part(view, part_values, part_ids, index_type, node.device, table)
         for part_values, part_ids in _split_parts(view, values, ids, node.device)
     )
     flags = tuple(
@@ -141,7 +142,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     return SparseUpdate(
         node,
         rule,
-        view.table(node.inputs[0]),
+        table,
         dtype,
         flags,
         summed is not None,
@@ -158,24 +159,36 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     )
 
 
-def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
-    found = match_part_grad(view, values, ids, device)
-    if found is not None and not isinstance(found, str):
-        part = _part_behind(view, found, index_type, device)
+def _part(
+    view: GraphView,
+    values: Tensor,
+    ids: Tensor,
+    index_type,
+    device: str,
+    table: Table | None,
+) -> Part:
+    of_one = match_part_grad(view, values, ids, device)
+    if isinstance(of_one, PartGrad):
+        part = _part_behind(view, of_one, index_type, device)
         if part is not None:
             return part
     bag = match_bag_grad(view, values, ids, index_type, device)
     if bag is None:
         grad, waits, _ = _find_grad(view, values, device)
-        return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
+        found = find_ids(view, ids, index_type, device, flat=True, table=table)
+        return Part(found, grad, waits)
     grad, waits, zeroed = _find_grad(view, bag.grad, device, bag)
     return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
 
 
-def _part_behind(view: GraphView, found, index_type, device: str) -> Part | None:
+def _part_behind(
+    view: GraphView, found: PartGrad, index_type, device: str
+) -> Part | None:
     """The gradient of all parts behind that of one; None: something holds back
     what lies in between for longer than can be told."""
-    part = _part(view, found.values, found.part.ids, index_type, device)
+    part = _part(view, found.values, found.part.ids, index_type, device, None)
+    if part.of is not None:
+        return None  # parts of parts
     grad = part.grad.source if isinstance(part.grad, Slice) else part.grad
     waits = set(part.waits)
     for barrier in found.barriers:
@@ -205,7 +218,8 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         if table is not None and len(values_shape) != len(ids_shape) + len(table) - 1:
             return False
         return len(values_shape) > 0
-    producer = view.producer(view.skip(ids, FORWARDING))
+    # If and its like pass on what they are given through Switch.
+    producer = view.producer(view.skip(ids, FORWARDING | {"Switch"}))
     return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
 
 

@@ -99,10 +99,16 @@ def group(
     return [(key[0], members) for key, members in groups.items()]
 
 
-def keeps_guard(view: GraphView, node: Node, inputs: Iterable[Tensor]) -> bool:
-    """Whether reading `inputs` instead leaves the node as dead as it was."""
+def keeps_guard(
+    view: GraphView,
+    node: Node,
+    inputs: Iterable[Tensor],
+    controls: Iterable[str] | None = None,
+) -> bool:
+    """Whether reading `inputs` and waiting for `controls` (None: for what the node
+    waits for) instead leaves the node as dead as it was."""
     guard = frozenset().union(*(view.edge_guard(tensor) for tensor in inputs))
-    for name in node.controls:
+    for name in node.controls if controls is None else controls:
         guard |= view.guard(name)
     return guard == view.guard(node.name)
 
@@ -157,16 +163,19 @@ class IdsAttrs:
         self._sources = InputList()
         self._types: list[Any] = []
         self._rows: list[tuple[int, int, int, bool]] = []
+        self._modes: list[int] = []
 
     def append(self, ids: Ids) -> None:
         position = self._sources.position(ids.source)
         if position == len(self._types):
             self._types.append(ids.dtype)
         self._rows.append((position, ids.begin, ids.width, ids.narrow))
+        self._modes.append(int(ids.mode))
 
     def append_none(self) -> None:
         """For a member without ids."""
         self._rows.append((-1, 0, -1, False))
+        self._modes.append(0)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -175,7 +184,12 @@ class IdsAttrs:
     def attrs(self) -> dict[str, Any]:
         columns = list(zip(*self._rows, strict=True))
         names = ("ids_source", "ids_begin", "ids_width", "ids_narrow")
-        return {"Tids": self._types} | dict(zip(names, map(list, columns), strict=True))
+        attrs = {"Tids": self._types} | dict(
+            zip(names, map(list, columns), strict=True)
+        )
+        if any(self._modes):
+            attrs["ids_mode"] = self._modes
+        return attrs
 
 
 class BagAttrs:

@@ -18,14 +18,12 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
-    DENSE_LOOKUP_OPS,
     LOOKUP_OPS,
     POOLED_OPS,
     Lookup,
     match_lookup,
     match_parts,
     match_pooled,
-    why_dense_is_left,
 )
 from picasso_tf.fragments.partition import STITCH_OPS
 from picasso_tf.graph import (
@@ -90,34 +88,33 @@ class _Output:
 
 @dataclasses.dataclass(frozen=True)
 class PackLookups(Pass):
-    """Replaces ResourceGathers and the concatenations behind them.
+    """Replaces lookups and the concatenations behind them.
 
-    Members agree in level, device, frame, guard and type. They may differ in
+    Members agree in level, device, frame, guard and types. They may differ in
     dim and in the type of their ids: rows are moved, not merged, and fields of
     different dim share one concatenated tensor in most models.
+
+    A lookup that gathers from a variable's value is packed even by itself: the
+    value of a table that is also updated by rows is a copy of all of it.
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + DENSE_LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
-        lookups = self._find(view, result)
-        for node in view.of_types(DENSE_LOOKUP_OPS):
-            reason = why_dense_is_left(view, node)
-            if reason:
-                result.skip(node, reason)
+        lookups, waits = _without_cycles(view, self._find(view, result), result)
         edits = Edits(view)
-        lookups, levels = _without_early_waiters(view, lookups, result)
+        lookups, levels = _without_early_waiters(view, lookups, waits, result)
         runs: list[tuple[int, list[Lookup]]] = []
         for level, members in group(
-            view, levels, lookups, lambda x: x.node, lambda x: x.dtype
+            view, levels, lookups, lambda x: x.node, lambda x: (x.dtype, x.cast)
         ):
             ordered = sorted(members, key=lambda x: _join_order(view, x))
             for run in cut(ordered, _volume, self.options.max_pack_volume):
-                if len(run) == 1:
+                if len(run) == 1 and run[0].read is None and run[0].bag is None:
                     result.skip(
-                        run[0].node, "no other lookup of its type, device and level"
+                        run[0].gather, "no other lookup of its type, device and level"
                     )
                 else:
                     runs.append((level, run))
@@ -132,6 +129,7 @@ class PackLookups(Pass):
             packer = _Packer(view, edits, run, level, levels, all_rows, joined)
             result.packs.append(packer.pack())
         _shorten_joins(view, edits, joined)
+        _drop_reads(view, edits, runs, result.packs)
         result.apply(edits)
         return result
 
@@ -168,6 +166,8 @@ class PackLookups(Pass):
             if node.name in packed:
                 continue
             matched = match_lookup(view, node)
+            if matched is None:
+                continue
             if not isinstance(matched, str):
                 matched = self._reason_against(view, matched) or matched
             if isinstance(matched, str):
@@ -185,18 +185,21 @@ class PackLookups(Pass):
                 return "the shape of the variable's rows is not known"
         elif view.guard(lookup.gather.name) != view.guard(lookup.node.name):
             return "its rows come from another branch"
-        if not keeps_guard(view, lookup.node, lookup.inputs()):
+        if not keeps_guard(view, lookup.node, lookup.inputs, lookup.controls):
             return "its ids come from another branch"
         return None
 
 
 def _without_early_waiters(
-    view: GraphView, lookups: list[Lookup], result: PassResult
+    view: GraphView,
+    lookups: list[Lookup],
+    waits: dict[str, list[str]],
+    result: PassResult,
 ) -> tuple[list[Lookup], dict[str, int]]:
     """Lookups, and all nodes' levels, without those that do the work of a node for
     which one of a lower level waits: it may lead to a lookup of the same pack."""
     while True:
-        levels = view.levels(lookup.node.name for lookup in lookups)
+        levels = view.levels((lookup.node.name for lookup in lookups), waits)
         early = {
             lookup.node.name
             for lookup in lookups
@@ -210,6 +213,62 @@ def _without_early_waiters(
             if lookup.node.name in early:
                 result.skip(lookup.node, "others wait for a part of its work alone")
         lookups = [x for x in lookups if x.node.name not in early]
+
+
+def _without_cycles(
+    view: GraphView, lookups: list[Lookup], result: PassResult
+) -> tuple[list[Lookup], dict[str, list[str]]]:
+    """Lookups that may read their tables later than the graph did, and what will
+    wait for them then. The others are reported."""
+    while True:
+        waits: dict[str, list[str]] = {}
+        for lookup in lookups:
+            for name in lookup.read.waiting if lookup.read else ():
+                waits.setdefault(name, []).append(lookup.node.name)
+        stuck = view.stuck(waits)
+        cyclic = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in stuck
+            and lookup.read is not None
+            and view.comes_before(lookup.read.waiting, lookup.node.name, waits)
+        }
+        if not cyclic:
+            return lookups, waits
+        # Alone, if some of them can stay.
+        alone = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in cyclic
+            and view.comes_before(lookup.read.waiting, lookup.node.name, {})
+        }
+        dropped = alone or {min(cyclic, key=lambda name: view.nodes[name].index)}
+        for lookup in lookups:
+            if lookup.node.name in dropped:
+                result.skip(
+                    lookup.gather,
+                    "it depends on what waits for the read of its table, perhaps on "
+                    "a write: the rows have to be gathered from the older value",
+                )
+        lookups = [x for x in lookups if x.node.name not in dropped]
+
+
+def _drop_reads(view: GraphView, edits: Edits, runs, packs: list[Pack]) -> None:
+    """Lets the packs stand for the reads whose values nobody reads any more."""
+    pack_of = {
+        lookup.gather.name: pack.name
+        for (_, run), pack in zip(runs, packs, strict=True)
+        for lookup in run
+    }
+    gone = set(pack_of)
+    for _, run in runs:
+        for lookup in run:
+            for node in reversed(lookup.read.nodes if lookup.read else ()):
+                readers = {reader.name for reader, _ in view.consumers((node.name, 0))}
+                if node.name in view.preserve or not readers <= gone:
+                    break
+                gone.add(node.name)
+                edits.remove(node.name, waits_for=pack_of[lookup.gather.name])
 
 
 def _volume(lookup: Lookup) -> int:
@@ -327,14 +386,15 @@ class _Packer:
         for lookup in self._lookups:
             for node in lookup.nodes:
                 self._edits.remove(node.name, waits_for=name)
-            if lookup.bag is not None:
-                for shape in lookup.bag.row_shapes:
-                    self._replace_row_shape(lookup, shape)
+            for shape in lookup.bag.row_shapes if lookup.bag else ():
+                self._replace_row_shape(lookup, shape)
+            for waiting in lookup.read.waiting if lookup.read else ():
+                self._edits.wait(waiting, waits_for=name)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
             "lookup",
-            tuple(lookup.node.name for lookup in self._lookups),
+            tuple(lookup.gather.name for lookup in self._lookups),
             len({table.root for lookup in self._lookups for table in lookup.tables}),
             sum(_volume(lookup) for lookup in self._lookups),
             f"{folded} joins folded" if folded else "",
@@ -547,14 +607,10 @@ class _Packer:
         member_table, member_shape, member_name, ids_shape = [], [], [], []
         members = [member for output in outputs for member in output.members]
         entry_of: dict[tuple[str, Shape | None], int] = {}
+        some_entry_of: dict[str, int] = {}
         for position, member in enumerate(members):
             entry_of.setdefault((member.name, member.shape), position)
-        for result in shapes:  # that no output has: entries behind those of outputs
-            key = (result.lookup.node.name, result.shape)
-            if key not in entry_of:
-                entry_of[key] = len(members)
-                members.append(self._member(result))
-        for member in members:
+            some_entry_of.setdefault(member.name, position)
             lookup = member.lookup
             shape = None
             if lookup is None:
@@ -578,7 +634,11 @@ class _Packer:
             ids_shape.append(ShapeAttr(shape))
             member_shape.append(ShapeAttr(member.shape))
             member_name.append(member.name)
-        shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
+        # The rows may be written in another shape than the one that is asked for.
+        wanted = [(r.lookup.node.name, r.shape) for r in shapes]
+        shape_members = [entry_of.get(key, some_entry_of[key[0]]) for key in wanted]
+        others = any(key not in entry_of for key in wanted)
+        shape_as = [ShapeAttr(r.shape) for r in shapes] if others else None
         first = self._lookups[0].node
         return add_pack(
             self._edits,
@@ -586,12 +646,7 @@ class _Packer:
             "PicassoPackedLookup",
             [*tables, *ids.tensors, *bags.tensors, *dense],
             device=first.device,
-            controls={
-                name
-                for lookup in self._lookups
-                for node in lookup.nodes
-                for name in node.controls
-            },
+            controls={name for lookup in self._lookups for name in lookup.controls},
             dtype=self._lookups[0].dtype,
             N=len(tables),
             D=len(dense),
@@ -606,6 +661,8 @@ class _Packer:
             output_chunk_dims=[output.chunk_dims for output in outputs],
             output_stack=[output.stack for output in outputs],
             shape_members=shape_members,
+            **({} if shape_as is None else {"shape_as": shape_as}),
+            **({"cast_rows": True} if self._lookups[0].cast else {}),
             **ids.attrs(),
             **bags.attrs(),
             **partitions.attrs(tables=part_tables),
