@@ -227,7 +227,7 @@ def _match_sum(
     view: GraphView, values: Tensor, ids: Tensor, device: str
 ) -> tuple[Tensor, Tensor] | None:
     """(rows, ids) before UnsortedSegmentSum(rows, Unique(ids)) made ids unique."""
-    total = view.movable(values, device)
+    total = view.movable(values, device, bookkeeping=False)
     unique = view.movable(ids, device)
     if total is None or total.op != "UnsortedSegmentSum":
         return None
@@ -235,6 +235,8 @@ def _match_sum(
         return None
     rows, segments, count = total.inputs
     if segments != (unique.name, 1) or not _counts(view, count, ids):
+        return None
+    if not view.waits_for_nobody(count):
         return None
     return rows, unique.inputs[0]
 
