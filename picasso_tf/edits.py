@@ -60,6 +60,18 @@ class Edits:
         self._added.append(node)
         return unique
 
+    def add_constant(self, like: str) -> str:
+        """Adds a copy of a Const that waits for nobody; returns its name."""
+        node = self._view.nodes[like]
+        return self.add(
+            like,
+            "Const",
+            [],
+            device=node.device,
+            dtype=node.attr("dtype"),
+            value=node.copy_attr("value"),
+        )
+
     def replace_tensor(self, old: Tensor, new: Tensor) -> None:
         """Everyone who read `old` reads `new`."""
         if old[0] in self._view.preserve:

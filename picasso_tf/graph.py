@@ -7,7 +7,7 @@ passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
@@ -301,6 +301,63 @@ class GraphView:
             level = max((levels[source] for source in self._sources(node)), default=0)
             levels[node.name] = level + (node.name in anchor_set)
         return levels
+
+    def group_levels(
+        self, groups: Mapping[str, Hashable]
+    ) -> tuple[dict[Hashable, int], set[Hashable]]:
+        """Levels of groups of nodes, each contracted to one node.
+
+        Args:
+          groups: the group of each node that is in one.
+
+        Returns:
+          Per group, the most groups on a path that ends with it: as for `levels`,
+          all groups of a level may be contracted further. And the groups that have
+          no level, since a path leaves one and comes back to it, perhaps through
+          others.
+        """
+        stuck: set[Hashable] = set()
+        while True:
+            wanted = {n: g for n, g in groups.items() if g not in stuck}
+            levels, cyclic = self._contract(wanted)
+            if not cyclic:
+                return levels, stuck
+            stuck |= cyclic
+
+    def _contract(self, groups: Mapping[str, Hashable]):
+        """(levels, groups on cycles), with levels only if there are no such."""
+        # Groups are told from nodes by being wrapped.
+        unit_of = {name: (group,) for name, group in groups.items()}
+        waiting: dict[Any, int] = {}
+        followers: dict[Any, list[Any]] = {}
+        for name, node in self.nodes.items():
+            unit = unit_of.get(name, name)
+            waiting.setdefault(unit, 0)
+            for source in self._sources(node):
+                before = unit_of.get(source, source)
+                if before != unit:
+                    followers.setdefault(before, []).append(unit)
+                    waiting[unit] += 1
+        depth: dict[Any, int] = dict.fromkeys(waiting, 0)
+        ready = collections.deque(unit for unit, edges in waiting.items() if not edges)
+        levels = {}
+        done = 0
+        while ready:
+            unit = ready.popleft()
+            done += 1
+            level = depth[unit]
+            if isinstance(unit, tuple):
+                level += 1
+                levels[unit[0]] = level
+            for follower in followers.get(unit, ()):
+                depth[follower] = max(depth[follower], level)
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    ready.append(follower)
+        if done == len(waiting):
+            return levels, set()
+        left = {unit for unit, edges in waiting.items() if edges > 0}
+        return {}, _on_cycles(left, followers)
 
     def effects_before(self, name: str, known: str) -> frozenset[str] | None:
         """The nodes with effects that node `name` waits for, other than through
@@ -689,6 +746,51 @@ def prune(node_defs, roots: Iterable[str]):
 def with_effects(node_defs) -> list[str]:
     """Names of the nodes that have an effect besides their outputs."""
     return [node_def.name for node_def in node_defs if has_effect(node_def.op)]
+
+
+def _on_cycles(units: set, followers: Mapping[Any, list[Any]]) -> set[Hashable]:
+    """The groups among `units` that lie on a cycle within them (Tarjan)."""
+    found: set[Hashable] = set()
+    number: dict[Any, int] = {}
+    low: dict[Any, int] = {}
+    stack: list[Any] = []
+    on_stack: set[Any] = set()
+    for start in units:
+        if start in number:
+            continue
+        calls = [(start, iter(followers.get(start, ())))]
+        number[start] = low[start] = len(number)
+        stack.append(start)
+        on_stack.add(start)
+        while calls:
+            unit, edges = calls[-1]
+            for follower in edges:
+                if follower not in units:
+                    continue
+                if follower not in number:
+                    number[follower] = low[follower] = len(number)
+                    stack.append(follower)
+                    on_stack.add(follower)
+                    calls.append((follower, iter(followers.get(follower, ()))))
+                    break
+                if follower in on_stack:
+                    low[unit] = min(low[unit], number[follower])
+            else:
+                calls.pop()
+                if calls:
+                    caller = calls[-1][0]
+                    low[caller] = min(low[caller], low[unit])
+                if low[unit] == number[unit]:
+                    component = []
+                    while True:
+                        top = stack.pop()
+                        on_stack.discard(top)
+                        component.append(top)
+                        if top == unit:
+                            break
+                    if len(component) > 1:
+                        found |= {u[0] for u in component if isinstance(u, tuple)}
+    return found
 
 
 def has_effect(op: str) -> bool:

@@ -13,7 +13,7 @@ class Pack:
 
     Attributes:
       name: its node, and the key of its execution counters.
-      kind: "lookup" or "update".
+      kind: "lookup", "update" (of rows) or "dense update".
       members: names of the nodes it replaced.
       tables: number of variables.
       volume: estimated bytes of rows per step.
@@ -45,7 +45,8 @@ class Report:
       graph: what was rewritten: a function, a session's graph, a file.
       packs: the packed ops that were made.
       skipped: nodes that were recognised and left alone, with the reason.
-      ops_before, ops_after: nodes by op type, of those that run.
+      ops_before, ops_after: nodes by op type, of those that run. Where something
+        was packed behind TensorFlow's own optimizers, these ran in between.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -76,6 +77,16 @@ class Report:
 
         created, executed = ops.pack_counts(pack.name)
         return created, executed - self._counts_before.get(pack.name, (0, 0))[1]
+
+    def extend(self, later: Report) -> None:
+        """Adds what a later phase did to the same graph."""
+        self.packs.extend(later.packs)
+        self.skipped.extend(later.skipped)
+        self.failures.extend(later.failures)
+        self.seconds += later.seconds
+        self._counts_before.update(later._counts_before)
+        if later.changed:
+            self.ops_after = later.ops_after
 
     def was_dropped(self) -> bool:
         """Whether packs were made but TensorFlow neither created nor ran any.
