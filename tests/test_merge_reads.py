@@ -328,4 +328,6 @@ def test_keras_fit(name):
         ours = fit()
     assert_same(ours, stock)
     seen.assert_packed()
-    assert sum(report.merged for report in seen.reports()) > 0, seen.text()
+    # Of the others, each chain is packed with its own schedule.
+    if name == "Adagrad":
+        assert sum(report.merged for report in seen.reports()) > 0, seen.text()

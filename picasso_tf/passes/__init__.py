@@ -16,12 +16,12 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackLookups)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
-# Merging first, so that schedules of learning rates lie outside of the packs.
+# Merging last: what only one chain of an update reads, its pack computes by itself.
 PASSES_AFTER: tuple[type[Pass], ...] = (
-    MergeReads,
     PackSegmentSums,
     PackL2Losses,
     PackDense,
+    MergeReads,
 )
 
 
