@@ -15,6 +15,7 @@
 
 #include "tensorflow/core/framework/function.pb.h"
 #include "tensorflow/core/framework/graph.pb.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/grappler/clusters/cluster.h"
 #include "tensorflow/core/grappler/grappler_item.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
@@ -159,7 +160,8 @@ class PicassoOptimizer : public CustomGraphOptimizer {
 
   // Puts bodies in place of calls, as TensorFlow's function optimizer would do
   // behind the first phase, if there is anything to rewrite in them: calls in
-  // the graph of a session hide it.
+  // the graph of a session hide it. Calls that it leaves are left here too:
+  // what is optimized apart may round in another way.
   Status InlineCalls(Cluster* cluster, GrapplerItem* item) const {
     const auto& options = config_proto_.graph_options().rewrite_options();
     const auto& chosen = user_config_.optimizers();
@@ -171,6 +173,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     if (!function_optimizer_runs || !CallsHideTrigger(item->graph)) {
       return tensorflow::OkStatus();
     }
+    DropUnreached(item);
     GrapplerItem inlining(*item);
     inlining.optimization_options().optimize_function_library = false;
     ConfigProto config = config_proto_;
@@ -186,6 +189,45 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         &inlined));
     item->graph.Swap(&inlined);
     return tensorflow::OkStatus();
+  }
+
+  // Drops nodes that TensorFlow's pruner would drop in front of the function
+  // optimizer, which asks what waits for a call.
+  static void DropUnreached(GrapplerItem* item) {
+    if (item->fetch.empty()) return;
+    std::map<std::string, const tensorflow::NodeDef*> nodes;
+    std::vector<std::string> pending;
+    for (const auto& name : item->NodesToPreserve()) {
+      pending.push_back(NodeName(name));
+    }
+    const bool may_drop_stateful =
+        item->optimization_options().allow_pruning_stateful_and_dataset_ops;
+    for (const auto& node : item->graph.node()) {
+      nodes[node.name()] = &node;
+      const tensorflow::OpDef* op = nullptr;
+      if (!may_drop_stateful && (!tensorflow::OpRegistry::Global()
+                                      ->LookUpOpDef(node.op(), &op)
+                                      .ok() ||
+                                 op->is_stateful())) {
+        pending.push_back(node.name());
+      }
+    }
+    std::set<std::string> reached;
+    while (!pending.empty()) {
+      const auto found = nodes.find(pending.back());
+      pending.pop_back();
+      if (found == nodes.end() || !reached.insert(found->first).second) {
+        continue;
+      }
+      for (const auto& input : found->second->input()) {
+        pending.push_back(NodeName(input[0] == '^' ? input.substr(1) : input));
+      }
+    }
+    GraphDef kept;
+    for (auto& node : *item->graph.mutable_node()) {
+      if (reached.count(node.name()) > 0) kept.add_node()->Swap(&node);
+    }
+    item->graph.mutable_node()->Swap(kept.mutable_node());
   }
 
   // Whether a function that is called, through others too, and that may be
