@@ -8,6 +8,10 @@
 #include "kernels/ops/pack_common.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
+// The macros moved there.
+#if __has_include("tensorflow/core/public/release_version.h")
+#include "tensorflow/core/public/release_version.h"
+#endif
 #include "tensorflow/core/public/version.h"
 
 namespace picasso {

@@ -355,8 +355,10 @@ class Bag:
     """The pooling behind a lookup.
 
     Attributes:
+      node: the op whose output is the pooled rows.
       gather: the ResourceGather of the unique ids.
-      row_shapes: Shapes of what it gathers.
+      row_shapes: Shapes of rows that are not pooled yet, each with a vector of
+        as many elements as there are such rows.
       combiner: "sum", "mean" or "sqrtn".
       bags: which ids are pooled.
       zero_filled: filled bags become zero.
@@ -366,8 +368,9 @@ class Bag:
       interior: nodes that only lead from one result to the next.
     """
 
+    node: Node
     gather: Node
-    row_shapes: tuple[Node, ...]
+    row_shapes: tuple[tuple[Node, Tensor], ...]
     combiner: str
     bags: BagIds
     zero_filled: bool
@@ -389,31 +392,31 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
         return "the rows that it pools are not those of unique ids"
     if gather.inputs[1] != (unique.name, 0):
         return "the ids that it pools are not those that are looked up"
-    row_shapes = _shapes_of_rows(view, (gather.name, 0), node)
-    if row_shapes is None:
+    shapes = row_shapes(view, (gather.name, 0), node, gather.inputs[1])
+    if shapes is None:
         return "the rows that it pools are read by others too"
     index_type = unique.attr("T")
     bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
-    results, interior, zero, full = _results(view, node, bags)
+    results, interior, zero, full = find_results(view, node, bags)
     combiner = POOL_OPS[node.op]
-    return Bag(gather, row_shapes, combiner, bags, zero, full, results, interior)
+    return Bag(node, gather, shapes, combiner, bags, zero, full, results, interior)
 
 
-def _shapes_of_rows(
-    view: GraphView, rows: Tensor, pool: Node
-) -> tuple[Node, ...] | None:
-    """The Shapes that read the rows of unique ids besides the pooling op; None if
-    others do, too."""
+def row_shapes(
+    view: GraphView, rows: Tensor, pool: Node, counted: Tensor
+) -> tuple[tuple[Node, Tensor], ...] | None:
+    """The Shapes that read rows besides `pool`, each with `counted`, which has as
+    many elements as there are rows; None if others read them, too."""
     if rows[0] in view.preserve:
         return None
-    shapes: list[Node] = []
+    shapes: list[tuple[Node, Tensor]] = []
     for reader, _ in view.consumers(rows):
         if reader.name == pool.name:
             continue
-        if reader.op == "Shape" and reader.attr("out_type") != dtypes.int64:
-            shapes.append(reader)
+        if reader.op == "Shape":
+            shapes.append((reader, counted))
         elif reader.op in FORWARDING:
-            inner = _shapes_of_rows(view, (reader.name, 0), pool)
+            inner = row_shapes(view, (reader.name, 0), pool, counted)
             if inner is None:
                 return None
             shapes.extend(inner)
@@ -422,19 +425,23 @@ def _shapes_of_rows(
     return tuple(shapes)
 
 
-def _results(view: GraphView, node: Node, bags: BagIds):
+def find_results(
+    view: GraphView, node: Node, bags: BagIds, before: tuple[Tensor, ...] = ()
+):
     """(results, interior nodes, zero_filled, full_shape): what follows a pooling
-    op in safe_embedding_lookup_sparse."""
+    op in safe_embedding_lookup_sparse. `before` are results that lead to it."""
     pooled = (node.name, 0)
-    nothing = (pooled,), frozenset(), False, False
+    first = frozenset({node.name}) if before else frozenset()
+    nothing = (*before, pooled), first, False, False
     if bags.empty is None or node.name in view.preserve:
         return nothing
     zeroed = _find_zeroed(view, pooled, bags.empty, node.device)
     if zeroed is None:
-        results, interior, zero = [pooled], frozenset(), False
+        results, interior, zero = [*before, pooled], first, False
     else:
         select, interior = zeroed
-        results, zero = [pooled, (select.name, 0)], True
+        interior |= first
+        results, zero = [*before, pooled, (select.name, 0)], True
     if bags.rank != 2 and not all(
         _read_inside(view, tensor, interior) for tensor in results[:-1]
     ):
@@ -547,19 +554,21 @@ class BagGrad:
     Attributes:
       combiner, bags: see Bag.
       grad: the gradient of the pooled rows.
+      barriers: names of nodes that held back what led from there to the rows.
     """
 
     combiner: str
     bags: BagIds
     grad: Tensor
+    barriers: tuple[str, ...] = ()
 
 
 def match_bag_grad(
     view: GraphView, values: Tensor, ids: Tensor, index_type, device: str
 ) -> BagGrad | None:
     """The pooled gradient behind the rows `values` of unique `ids`."""
-    node = view.movable(_unshaped(view, values, device), device)
-    unique_ids = _unshaped(view, ids, device)
+    node = view.movable(unshaped(view, values, device), device)
+    unique_ids = unshaped(view, ids, device)
     unique = view.movable(unique_ids, device)
     if node is None or node.op not in POOL_GRAD_OPS:
         return None
@@ -572,7 +581,7 @@ def match_bag_grad(
     return BagGrad(POOL_GRAD_OPS[node.op], bags, grad)
 
 
-def _unshaped(view: GraphView, tensor: Tensor, device: str) -> Tensor:
+def unshaped(view: GraphView, tensor: Tensor, device: str) -> Tensor:
     """The tensor before what only renames its dimensions."""
     while True:
         node = view.movable(tensor, device)

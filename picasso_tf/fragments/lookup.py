@@ -9,10 +9,11 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import POOL_OPS, Bag, match_bag
 from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.fragments.weighted_bag import WEIGHTED_POOL_OPS, match_weighted_bag
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table
 
 LOOKUP_OPS = ("ResourceGather",)
-POOLED_OPS = tuple(POOL_OPS)
+POOLED_OPS = (*POOL_OPS, *WEIGHTED_POOL_OPS)
 # Recognised to say so: Keras 3's Embedding gathers from the variable's value.
 DENSE_LOOKUP_OPS = ("GatherV2",)
 ROW_TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
@@ -51,7 +52,8 @@ class Lookup:
 def match_pooled(view: GraphView, node: Node) -> Lookup | str | None:
     """The lookup whose rows a pooling op pools, or why the two are not packed as
     one; None: it pools no variable's rows."""
-    found = match_bag(view, node)
+    match = match_bag if node.op in POOL_OPS else match_weighted_bag
+    found = match(view, node)
     if found is None or isinstance(found, str):
         return found
     lookup = match_lookup(view, found.gather)
@@ -60,7 +62,7 @@ def match_pooled(view: GraphView, node: Node) -> Lookup | str | None:
     table = lookup.table.shape
     if table is None or len(table) != 2 or table[1] is None:
         return "the shape of the variable's rows is not known, or not a vector"
-    return dataclasses.replace(lookup, node=node, ids=found.bags.ids, bag=found)
+    return dataclasses.replace(lookup, node=found.node, ids=found.bags.ids, bag=found)
 
 
 def match_lookup(view: GraphView, node: Node) -> Lookup | str:

@@ -10,6 +10,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
+from picasso_tf.fragments.weighted_bag import match_weighted_bag_grad
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
 
 
@@ -155,12 +156,14 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
 
 
 def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
-    bag = match_bag_grad(view, values, ids, index_type, device)
-    if bag is None:
-        grad, waits, _ = _find_grad(view, values, device)
-        return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
-    grad, waits, zeroed = _find_grad(view, bag.grad, device, bag)
-    return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
+    for match in (match_bag_grad, match_weighted_bag_grad):
+        bag = match(view, values, ids, index_type, device)
+        found = bag and _find_grad(view, bag.grad, device, bag)
+        if found:
+            grad, waits, zeroed = found
+            return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
+    grad, waits, _ = _find_grad(view, values, device) or (values, frozenset(), False)
+    return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
 
 
 def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:
@@ -285,12 +288,12 @@ def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
 
 def _find_grad(
     view: GraphView, values: Tensor, device: str, bag: BagGrad | None = None
-) -> tuple[Tensor | Slice, frozenset[str], bool]:
+) -> tuple[Tensor | Slice, frozenset[str], bool] | None:
     """The rows' source, past what only renames their dimensions or holds them
     back; what to wait for instead of what held them back; whether what sets the
-    rows of bags without ids to zero was passed, too."""
-    start = values
-    barriers: list[str] = []
+    rows of bags without ids to zero was passed, too. None: what to wait for is
+    too much to tell."""
+    barriers: list[str] = [] if bag is None else list(bag.barriers)
     zeroed = False
     while True:
         node = view.producer(values)
@@ -316,7 +319,7 @@ def _find_grad(
     for barrier in barriers:
         effects = view.effects_before(barrier, source[0])
         if effects is None:
-            return start, frozenset(), False
+            return None
         waits |= effects
     return grad, frozenset(waits), zeroed
 

@@ -289,8 +289,8 @@ class _Packer:
         for lookup in self._lookups:
             if lookup.bag is not None:
                 self._edits.remove(lookup.gather.name, waits_for=name)
-                for shape in lookup.bag.row_shapes:
-                    self._replace_row_shape(lookup, shape)
+                for shape, counted in lookup.bag.row_shapes:
+                    self._replace_row_shape(lookup, shape, counted)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
@@ -472,29 +472,31 @@ class _Packer:
         )
         self._edits.replace_tensor((reader.name, position), (shape, 0))
 
-    def _replace_row_shape(self, lookup: Lookup, shape: Node) -> None:
-        """[unique ids, dim] without the rows, for a gradient that stays."""
+    def _replace_row_shape(self, lookup: Lookup, shape: Node, counted: Tensor):
+        """[ids, dim] without the rows, for a gradient that stays."""
         add = functools.partial(self._edits.add, device=shape.device)
-        unique = lookup.gather.inputs[1]
-        dtype = self._view.nodes[unique[0]].attr("T")
-        count = add(
-            f"{shape.name}/ids", "Shape", [unique], T=dtype, out_type=dtypes.int32
-        )
+        unique = self._view.nodes[counted[0]]
+        dtype = unique.attr("out_idx" if counted[1] else "T")
+        out_type = shape.attr("out_type", dtypes.int32)
+        count = add(f"{shape.name}/ids", "Shape", [counted], T=dtype, out_type=out_type)
         dim, axis = (
             add(
                 f"{shape.name}/{name}",
                 "Const",
                 [],
-                dtype=dtypes.int32,
-                value=np.array(value, np.int32),
+                dtype=dtype,
+                value=np.array(value, dtype.as_numpy_dtype),
             )
-            for name, value in (("dim", [lookup.table.shape[1]]), ("axis", 0))
+            for name, value, dtype in (
+                ("dim", [lookup.table.shape[1]], out_type),
+                ("axis", 0, dtypes.int32),
+            )
         )
         joined = add(
             f"{shape.name}/rows",
             "ConcatV2",
             [(count, 0), (dim, 0), (axis, 0)],
-            T=dtypes.int32,
+            T=out_type,
             N=2,
             Tidx=dtypes.int32,
         )
