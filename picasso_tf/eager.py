@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 
-from picasso_tf import grappler
+from picasso_tf import grappler, xla
 from picasso_tf.options import Options
 from picasso_tf.report import Report
 
 _lock = threading.Lock()
 _stock_property = context.Context.function_call_options
+_stock_call = context.Context.call_function
 # Options of enable() and of the blocks around; the last entry counts. The key
 # tells blocks with equal options apart.
 _stack: list[tuple[object, Options]] = []
@@ -31,7 +32,8 @@ def enable(options: Options | None = None) -> None:
 
     Acts on every thread of the process and on functions traced before. A second
     call replaces the options. Compile Keras models with jit_compile=False: what
-    XLA compiles is never rewritten.
+    XLA compiles is never rewritten, and the first call of such a function with
+    lookups is warned about.
 
     Functions that are called while another function is traced keep TensorFlow's
     own configuration, so nothing of this reaches a SavedModel.
@@ -99,7 +101,8 @@ def _apply() -> None:
 
     TensorFlow keeps these options per thread and resets them in several setters,
     so a value set once would miss threads and get lost. Reading through a
-    property misses none, and leaves TensorFlow's own state untouched.
+    property misses none, and leaves TensorFlow's own state untouched. The options
+    do not know whose call they are for; the call itself does.
     """
     if _stack:
         _, options = _stack[-1]
@@ -108,8 +111,16 @@ def _apply() -> None:
             _stock_property.fset,
             doc=_stock_property.__doc__,
         )
+        context.Context.call_function = _call_function
     else:
         context.Context.function_call_options = _stock_property
+        context.Context.call_function = _stock_call
+
+
+@functools.wraps(_stock_call)
+def _call_function(ctx, name, *args, **kwargs):
+    xla.look_at(ctx, name.decode() if isinstance(name, bytes) else name)
+    return _stock_call(ctx, name, *args, **kwargs)
 
 
 def _wrapped_options(options: Options, ctx):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import dtypes, tensor_util
+from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
 from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
 
@@ -26,6 +26,7 @@ class Edits:
         self._stand_ins: dict[str, Tensor] = {}
         self._named: dict[str, Tensor] = {}
         self._controls: dict[str, str] = {}
+        self._waits: dict[str, list[str]] = {}
         self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
 
     def __bool__(self) -> bool:
@@ -60,6 +61,18 @@ class Edits:
         self._added.append(node)
         return unique
 
+    def add_constant(self, like: str) -> str:
+        """Adds a copy of a Const that waits for nobody; returns its name."""
+        node = self._view.nodes[like]
+        return self.add(
+            like,
+            "Const",
+            [],
+            device=node.device,
+            dtype=node.attr("dtype"),
+            value=node.copy_attr("value"),
+        )
+
     def replace_tensor(self, old: Tensor, new: Tensor) -> None:
         """Everyone who read `old` reads `new`."""
         if old[0] in self._view.preserve:
@@ -87,6 +100,10 @@ class Edits:
         if name in self._view.keep:
             self.moved[name] = waits_for
 
+    def wait(self, name: str, waits_for: str) -> None:
+        """Lets a node, or what was added in its place, wait for an added node."""
+        self._waits.setdefault(name, []).append(waits_for)
+
     def set_inputs(self, name: str, inputs: Sequence[Tensor], **attrs: Any) -> None:
         """Gives a node other inputs (its control inputs stay) and attributes."""
         self._inputs[name] = (tuple(inputs), attrs)
@@ -94,6 +111,10 @@ class Edits:
     def apply(self) -> list[node_def_pb2.NodeDef]:
         """The edited graph: nodes in their old order, new ones at the end."""
         view = self._view
+        waits: dict[str, list[str]] = {}
+        for name, waits_for in self._waits.items():
+            late = self._controls.get(name, name)
+            waits.setdefault(late, []).extend(waits_for)
         kept: list[node_def_pb2.NodeDef] = []
         for name, node in view.nodes.items():
             if name in self._removed:
@@ -104,6 +125,7 @@ class Edits:
                 continue
             kept.append(self._rewired(self._with_inputs(node)))
         kept.extend(self._rewired(node) for node in self._added)
+        kept = [_waiting(node, waits.get(node.name, ())) for node in kept]
         return self._without_orphans(kept)
 
     def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
@@ -128,8 +150,7 @@ class Edits:
         else:
             stand_in.op = "Identity"
             stand_in.input.append(tensor_name(replacement))
-            dtype = node.copy_attr("dtype") or node.copy_attr("T")
-            stand_in.attr["T"].CopyFrom(dtype)
+            stand_in.attr["T"].CopyFrom(_type_of_output(node))
         return stand_in
 
     def _named_result(self, node: Node) -> node_def_pb2.NodeDef:
@@ -137,8 +158,7 @@ class Edits:
             name=node.name, op="PicassoResult", device=node.device
         )
         result.input.append(tensor_name(self._named[node.name]))
-        dtype = node.copy_attr("dtype") or node.copy_attr("T")
-        result.attr["T"].CopyFrom(dtype)
+        result.attr["T"].CopyFrom(_type_of_output(node))
         return result
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
@@ -205,6 +225,28 @@ class Edits:
         return [node for node in nodes if node.name not in dropped]
 
 
+def _type_of_output(node: Node) -> attr_value_pb2.AttrValue:
+    """The type of the first output."""
+    output = op_def_registry.get(node.op).output_arg[0]
+    if output.type_attr:
+        return node.copy_attr(output.type_attr)
+    return attr_value_pb2.AttrValue(type=output.type)
+
+
+def _waiting(
+    node: node_def_pb2.NodeDef, waits_for: Sequence[str]
+) -> node_def_pb2.NodeDef:
+    """The node, with control edges from all of these but itself."""
+    known = {_edge_node(edge) for edge in node.input if edge[0] == "^"}
+    new = [name for name in waits_for if name != node.name and name not in known]
+    if not new:
+        return node
+    copy = node_def_pb2.NodeDef()
+    copy.CopyFrom(node)
+    copy.input.extend("^" + name for name in dict.fromkeys(new))
+    return copy
+
+
 def _edge_node(edge: str) -> str:
     return edge.lstrip("^").partition(":")[0]
 
@@ -250,6 +292,8 @@ def _fill_list(items, values: Sequence[Any]) -> None:
             items.b.append(value)
         elif isinstance(value, int):
             items.i.append(value)
+        elif isinstance(value, float):
+            items.f.append(value)
         elif isinstance(value, str):
             items.s.append(value.encode())
         elif isinstance(value, dtypes.DType):

@@ -1,4 +1,4 @@
-"""The gradient of PicassoPackedLookup.
+"""The gradients of packed ops.
 
 Rewrites at run time see backward ops already, so this serves converted
 SavedModels that are trained further.
@@ -9,6 +9,28 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
+
+from picasso_tf.fragments.ids import Mode
+
+for _op in ("HashBucket", "Bucketize", "RangeCheck", "TableFind"):
+    # Text and integers, or, as stock's Bucketize, steps.
+    ops.NotDifferentiable(f"PicassoPacked{_op}")
+
+
+@ops.RegisterGradient("PicassoPackedDenseToSparse")
+def _packed_dense_to_sparse_grad(op, *grads):
+    """What was left out has no gradient; the rest has that of its value."""
+    count = op.get_attr("N")
+    results = []
+    for i, dense in enumerate(op.inputs):
+        grad = grads[count + i]
+        if grad is not None and dense.dtype.is_floating:
+            indices, shape = op.outputs[i], op.outputs[2 * count + i]
+            spread = tf.scatter_nd(indices, grad, shape)
+            results.append(tf.reshape(spread, tf.shape(dense)))
+        else:
+            results.append(None)
+    return results
 
 
 @ops.RegisterGradient("PicassoPackedLookup")
@@ -69,6 +91,8 @@ class _Pack:
         shape = self._table_shape(member)
         ids = self._ids(member)
         values_shape = tf.concat([[tf.size(ids)], shape[1:]], 0)
+        if self._op.get_attr("cast_rows"):
+            grad = tf.cast(grad, tf.float32)
         return tf.IndexedSlices(tf.reshape(grad, values_shape), ids, shape)
 
     def _table_shape(self, member: int):
@@ -88,6 +112,14 @@ class _Pack:
             ids = ids[:, begin : begin + width]
         if self._op.get_attr("ids_narrow")[member]:
             ids = tf.cast(ids, tf.int32)
+        modes = self._op.get_attr("ids_mode")
+        mode = modes[member] if modes else Mode.PLAIN
+        if mode != Mode.PLAIN:
+            rows = tf.cast(self._table_shape(member)[0], ids.dtype)
+            if mode == Mode.WRAP:
+                ids = tf.where(ids < 0, ids + rows, ids)
+            else:
+                ids = tf.clip_by_value(ids, 0, rows - 1)
         return tf.reshape(ids, [-1])
 
     def _shape(self, member: int) -> tf.Tensor:

@@ -7,7 +7,7 @@ passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
@@ -15,6 +15,8 @@ from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
 Tensor = tuple[str, int]  # node name, output port
 Shape = tuple[int | None, ...]  # None: a dimension that is not known
+# Edges that a rewrite will add: what a node is to wait for, by its name.
+Waits = Mapping[str, Collection[str]]
 
 
 class Node:
@@ -98,7 +100,16 @@ class Table(NamedTuple):
 
 # Ops whose output is their first input, as far as values go.
 FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
-_SAME_SHAPE = FORWARDING | {"Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter"}
+_SAME_SHAPE = FORWARDING | {
+    *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
+    *("Sqrt", "Rsqrt", "Square", "Exp", "Log", "Abs", "Sign", "LogicalNot"),
+}
+_ELEMENTWISE = frozenset(
+    {
+        *("Mul", "RealDiv", "DivNoNan", "AddV2", "Sub", "Pow", "Minimum", "Maximum"),
+        *("Less", "Greater", "SelectV2", "LogicalOr", "LogicalAnd"),
+    }
+)
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 
@@ -162,6 +173,7 @@ class GraphView:
         self._roots = None if roots is None else [frozenset(root) for root in roots]
         self._serves: dict[str, int] | None = None
         self._order: list[Node] | None = None
+        self._readers: dict[str, list[Node]] | None = None
         self._unheld: dict[Tensor, bool] = {}
         self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
@@ -245,14 +257,37 @@ class GraphView:
         fed nodes count, as TensorFlow's optimizers count them. Among
         nodes that are ready, graph order decides, so the order is repeatable.
         """
-        if self._order is not None:
-            return self._order
+        if self._order is None:
+            self._order = self.order_with({})
+        return self._order
+
+    def order_with(self, waits: Waits) -> list[Node]:
+        """As `order`, with additional edges: per node, names that come before it.
+
+        Raises:
+          ValueError: there is no such order.
+        """
+        order, stuck = self._sorted(waits)
+        if stuck:
+            raise ValueError(
+                "The graph has a cycle that no loop explains, through "
+                f"{sorted(stuck)[:5]}."
+            )
+        return order
+
+    def stuck(self, waits: Waits) -> set[str]:
+        """Names of the nodes that would never run with additional edges: those on
+        cycles, and what comes behind them."""
+        return self._sorted(waits)[1] if waits else set()
+
+    def _sorted(self, waits: Waits) -> tuple[list[Node], set[str]]:
+        """Nodes in order, and the names of those behind a cycle."""
         waiting: dict[str, int] = {}
         ready: collections.deque[Node] = collections.deque()
         followers: dict[str, list[Node]] = {}
         for name, node in self.nodes.items():
             edges = 0
-            for source in self._sources(node):
+            for source in self._sources(node, waits):
                 followers.setdefault(source, []).append(node)
                 edges += 1
             waiting[name] = edges
@@ -266,15 +301,51 @@ class GraphView:
                 waiting[follower.name] -= 1
                 if waiting[follower.name] == 0:
                     ready.append(follower)
-        if len(order) != len(waiting):
-            stuck = sorted(name for name, edges in waiting.items() if edges > 0)
-            raise ValueError(
-                f"The graph has a cycle that no loop explains, through {stuck[:5]}."
-            )
-        self._order = order
-        return order
+        if len(order) == len(waiting):
+            return order, set()
+        return order, {name for name, edges in waiting.items() if edges > 0}
 
-    def _sources(self, node: Node) -> Iterable[str]:
+    def comes_before(self, names: Iterable[str], last: str, waits: Waits) -> bool:
+        """Whether node `last` depends on one of the nodes, itself included."""
+        wanted = frozenset(names)
+        seen: set[str] = set()
+        pending = [last]
+        while pending:
+            name = pending.pop()
+            if name in seen:
+                continue
+            if name in wanted:
+                return True
+            seen.add(name)
+            pending.extend(self._sources(self.nodes[name], waits))
+        return False
+
+    def behind(self, nodes: Iterable[Node]) -> Iterable[Node]:
+        """The nodes, and all that depend on them."""
+        pending = list(nodes)
+        seen = {node.name for node in pending}
+        while pending:
+            node = pending.pop()
+            yield node
+            for follower in self._followers(node.name):
+                if follower.name not in seen:
+                    seen.add(follower.name)
+                    pending.append(follower)
+
+    def _followers(self, name: str) -> Sequence[Node]:
+        """Who reads an output of the node, or waits for it."""
+        if self._readers is None:
+            self._readers = {}
+            for node in self.nodes.values():
+                for source in {*(source for source, _ in node.inputs), *node.controls}:
+                    self._readers.setdefault(source, []).append(node)
+        return self._readers.get(name, ())
+
+    def sources(self, node: Node) -> Iterable[str]:
+        """Names of nodes that must run before `node`, with repetitions."""
+        return self._sources(node, {})
+
+    def _sources(self, node: Node, waits: Waits) -> Iterable[str]:
         """Names of nodes that must run before `node`, with repetitions."""
         closes_loop = node.op in ("Merge", "RefMerge")
         for tensor in node.inputs:
@@ -287,20 +358,82 @@ class GraphView:
         for name in node.controls:
             if name in self.nodes:
                 yield name
+        yield from waits.get(node.name, ())
 
-    def levels(self, anchors: Iterable[str]) -> dict[str, int]:
+    def levels(self, anchors: Iterable[str], waits: Waits | None = None):
         """Per node, the most anchors on a path that ends with it.
+
+        `waits` are edges that the rewrite will add: they must close no cycle.
 
         Two anchors of one level cannot depend on each other, and any number of
         groups of anchors, each of one level, can be contracted at once without
         a cycle: every edge into a group rises by a level, and none falls.
         """
         anchor_set = frozenset(anchors)
+        waits = waits or {}
         levels: dict[str, int] = {}
-        for node in self.order():
-            level = max((levels[source] for source in self._sources(node)), default=0)
+        for node in self._sorted(waits)[0] if waits else self.order():
+            sources = self._sources(node, waits)
+            level = max((levels[source] for source in sources), default=0)
             levels[node.name] = level + (node.name in anchor_set)
         return levels
+
+    def group_levels(
+        self, groups: Mapping[str, Hashable]
+    ) -> tuple[dict[Hashable, int], set[Hashable]]:
+        """Levels of groups of nodes, each contracted to one node.
+
+        Args:
+          groups: the group of each node that is in one.
+
+        Returns:
+          Per group, the most groups on a path that ends with it: as for `levels`,
+          all groups of a level may be contracted further. And the groups that have
+          no level, since a path leaves one and comes back to it, perhaps through
+          others.
+        """
+        stuck: set[Hashable] = set()
+        while True:
+            wanted = {n: g for n, g in groups.items() if g not in stuck}
+            levels, cyclic = self._contract(wanted)
+            if not cyclic:
+                return levels, stuck
+            stuck |= cyclic
+
+    def _contract(self, groups: Mapping[str, Hashable]):
+        """(levels, groups on cycles), with levels only if there are no such."""
+        # Groups are told from nodes by being wrapped.
+        unit_of = {name: (group,) for name, group in groups.items()}
+        waiting: dict[Any, int] = {}
+        followers: dict[Any, list[Any]] = {}
+        for name, node in self.nodes.items():
+            unit = unit_of.get(name, name)
+            waiting.setdefault(unit, 0)
+            for source in self._sources(node):
+                before = unit_of.get(source, source)
+                if before != unit:
+                    followers.setdefault(before, []).append(unit)
+                    waiting[unit] += 1
+        depth: dict[Any, int] = dict.fromkeys(waiting, 0)
+        ready = collections.deque(unit for unit, edges in waiting.items() if not edges)
+        levels = {}
+        done = 0
+        while ready:
+            unit = ready.popleft()
+            done += 1
+            level = depth[unit]
+            if isinstance(unit, tuple):
+                level += 1
+                levels[unit[0]] = level
+            for follower in followers.get(unit, ()):
+                depth[follower] = max(depth[follower], level)
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    ready.append(follower)
+        if done == len(waiting):
+            return levels, set()
+        left = {unit for unit, edges in waiting.items() if edges > 0}
+        return {}, _on_cycles(left, followers)
 
     def effects_before(self, name: str, known: str) -> frozenset[str] | None:
         """The nodes with effects that node `name` waits for, other than through
@@ -496,8 +629,6 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
-        if op == "GatherV2":
-            return self._gathered_shape(node)
         if op in (
             "SparseSegmentSum",
             "SparseSegmentMean",
@@ -510,28 +641,41 @@ class GraphView:
             return (None,)
         if op == "Select":
             return self.shape(node.inputs[2])
+        if op == "Merge" and tensor[1] == 0:
+            return _common([self.shape(each) for each in node.inputs])
+        if op == "Where":
+            of = self.shape(first)
+            return None if of is None else (None, len(of))
+        if op in ("Fill", "ScatterNd"):
+            return self._shape_value(first if op == "Fill" else node.inputs[2])
+        if op in ("Pack", "ConcatV2"):
+            return self._joined(node)
+        if op in ("Shape", "VariableShape"):
+            of = self.shape(first) if op == "Shape" else self.table(first).shape
+            return None if of is None else (len(of),)
+        if op == "GatherV2":
+            ids, table = self.shape(node.inputs[1]), self.shape(first)
+            if ids is None or table is None or node.attr("batch_dims", 0) != 0:
+                return None
+            return ids + table[1:] if self.constant_int(node.inputs[2]) == 0 else None
         if op == "Reshape":
             return self._reshaped(first, node.inputs[1])
         if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
             shape = self.shape(first if op != "Split" else node.inputs[1])
             return None if shape is None else self._resized(node, shape)
-        if op in ("Mul", "RealDiv", "AddV2", "Sub"):
-            a, b = (self.shape(operand) for operand in node.inputs)
-            if a == () or b == ():
-                return a if b == () else b
-        if op in ("Mul", "DivNoNan"):
+        if op in _ELEMENTWISE:
+            shape = _broadcast([self.shape(operand) for operand in node.inputs])
+            return self._times_column(node) if shape is None else shape
+        return None
+
+    def _times_column(self, node: Node) -> Shape | None:
+        """Of a matrix times or by a column, if all else is not known."""
+        if node.op in ("Mul", "DivNoNan"):
             for rows, column in (node.inputs, node.inputs[::-1]):
                 shape = self.shape(rows)
                 if shape is not None and len(shape) == 2 and is_column(self, column):
                     return (None, shape[1])
         return None
-
-    def _gathered_shape(self, node: Node) -> Shape | None:
-        data, indices, axis = node.inputs
-        rows, ids = self.shape(data), self.shape(indices)
-        if rows is None or ids is None or not rows or node.attr("batch_dims", 0) != 0:
-            return None
-        return ids + rows[1:] if self.constant_int(axis) == 0 else None
 
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
         dims = self.constant_ints(shape)
@@ -571,7 +715,36 @@ class GraphView:
             if known is None:
                 return (None,) * size[0] if size[0] >= 0 else None
             return known[begin[0] :][: size[0] if size[0] >= 0 else None]
-        return None
+        rank = self.shape(tensor)
+        known = rank is not None and len(rank) == 1 and rank[0] is not None
+        return (None,) * rank[0] if known else None
+
+    def _joined(self, node: Node) -> Shape | None:
+        """Of scalars that are stacked, and of tensors that are concatenated."""
+        if node.op == "Pack":
+            scalars = all(self.shape(part) == () for part in node.inputs)
+            return (len(node.inputs),) if scalars else None
+        shapes = [self.shape(part) for part in node.inputs[:-1]]
+        axis, common = self.constant_int(node.inputs[-1]), _common(shapes)
+        if axis is None or common is None or not -len(common) <= axis < len(common):
+            return None
+        axis %= len(common)
+        sizes = [shape[axis] for shape in shapes]
+        joined = None if None in sizes else sum(sizes)
+        return (*common[:axis], joined, *common[axis + 1 :])
+
+    def _cut_vector(self, node: Node, size: int | None) -> Shape | None:
+        """Of x[a:b:c] of a vector, or of x[a]."""
+        if node.attr("shrink_axis_mask", 0) == 1:
+            return ()
+        edges = [self.constant_int(edge) for edge in node.inputs[1:]]
+        if node.attr("new_axis_mask", 0) or node.attr("ellipsis_mask", 0):
+            return None
+        if None in (size, *edges) or edges[2] == 0:
+            return (None,)
+        begin = None if node.attr("begin_mask", 0) & 1 else edges[0]
+        end = None if node.attr("end_mask", 0) & 1 else edges[1]
+        return (len(range(size)[begin : end : edges[2]]),)
 
     def _resized(self, node: Node, shape: Shape) -> Shape | None:
         if node.op == "ExpandDims":
@@ -599,6 +772,8 @@ class GraphView:
             size = shape[axis]
             part = None if size is None else size // node.attr("num_split", 1)
             return (*shape[:axis], part, *shape[axis + 1 :])
+        if len(shape) == 1:
+            return self._cut_vector(node, shape[0])
         columns = column_slice(self, node)
         if columns is None:
             return None
@@ -618,6 +793,31 @@ def _bookkeeping(node: Node) -> Sequence[Tensor]:
     if node.op == "Pack":
         return ()
     return node.inputs[-1:] if node.op == "ConcatV2" else node.inputs[1:]
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    """Of an elementwise op on operands of these shapes."""
+    if None in shapes:
+        return None
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        wide = {size for size in sizes if size != 1}
+        known = wide - {None}
+        # A size that is not known is one, or that of the others.
+        result.append(next(iter(known)) if known else None if wide else 1)
+    return tuple(result)
+
+
+def _common(shapes: Sequence[Shape | None]) -> Shape | None:
+    """What is known of a tensor that has one of these shapes."""
+    if None in shapes or len(set(map(len, shapes))) != 1:
+        return None
+    return tuple(
+        sizes[0] if len(set(sizes)) == 1 else None
+        for sizes in zip(*shapes, strict=True)
+    )
 
 
 def keeps_order(view: GraphView, node: Node) -> bool:
@@ -648,6 +848,14 @@ def column_of(view: GraphView, reshape: Node) -> Tensor | None:
     if view.skip(length.inputs[0], FORWARDING) != vector:
         return None
     return reshape.inputs[0] if _is_a_one(view, concat.inputs[1]) else None
+
+
+def ones_of(view: GraphView, reshape: Node) -> Tensor | None:
+    """What makes the result of such a Reshape a column, unless it is constant."""
+    concat = view.producer(reshape.inputs[1])
+    if concat is None or concat.op != "ConcatV2":
+        return None
+    return None if view.constant(concat.inputs[1]) is not None else concat.inputs[1]
 
 
 def is_column(view: GraphView, tensor: Tensor) -> bool:
@@ -759,6 +967,51 @@ def prune(node_defs, roots: Iterable[str]):
 def with_effects(node_defs) -> list[str]:
     """Names of the nodes that have an effect besides their outputs."""
     return [node_def.name for node_def in node_defs if has_effect(node_def.op)]
+
+
+def _on_cycles(units: set, followers: Mapping[Any, list[Any]]) -> set[Hashable]:
+    """The groups among `units` that lie on a cycle within them (Tarjan)."""
+    found: set[Hashable] = set()
+    number: dict[Any, int] = {}
+    low: dict[Any, int] = {}
+    stack: list[Any] = []
+    on_stack: set[Any] = set()
+    for start in units:
+        if start in number:
+            continue
+        calls = [(start, iter(followers.get(start, ())))]
+        number[start] = low[start] = len(number)
+        stack.append(start)
+        on_stack.add(start)
+        while calls:
+            unit, edges = calls[-1]
+            for follower in edges:
+                if follower not in units:
+                    continue
+                if follower not in number:
+                    number[follower] = low[follower] = len(number)
+                    stack.append(follower)
+                    on_stack.add(follower)
+                    calls.append((follower, iter(followers.get(follower, ()))))
+                    break
+                if follower in on_stack:
+                    low[unit] = min(low[unit], number[follower])
+            else:
+                calls.pop()
+                if calls:
+                    caller = calls[-1][0]
+                    low[caller] = min(low[caller], low[unit])
+                if low[unit] == number[unit]:
+                    component = []
+                    while True:
+                        top = stack.pop()
+                        on_stack.discard(top)
+                        component.append(top)
+                        if top == unit:
+                            break
+                    if len(component) > 1:
+                        found |= {u[0] for u in component if isinstance(u, tuple)}
+    return found
 
 
 def has_effect(op: str) -> bool:

@@ -17,7 +17,7 @@ from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
 from picasso_tf.graph import prune, with_effects
 from picasso_tf.options import Options
-from picasso_tf.passes import PASSES
+from picasso_tf.passes import PASSES, PASSES_AFTER
 from picasso_tf.report import Report
 from picasso_tf.rewrite import rewrite_nodes
 
@@ -33,12 +33,19 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_char_p,  # preserve
     ctypes.c_char_p,  # keep
     ctypes.c_int,  # may_prune
+    ctypes.c_int,  # phase
+    ctypes.c_int64,  # run
     ctypes.c_char_p,  # item
     ctypes.c_char_p,  # options
     ctypes.c_void_p,
 )
 
+# By the number of the phase: before TensorFlow's own optimizers, and behind them.
+_PHASES = (PASSES, PASSES_AFTER)
+
 _lock = threading.Lock()
+# The report that a thread made in the first phase, and of which run.
+_first_phase = threading.local()
 _reports: collections.deque[Report] = collections.deque(maxlen=_KEPT_REPORTS)
 _callback = None  # ctypes needs it kept alive
 
@@ -70,14 +77,17 @@ def install() -> None:
             return
         _callback = _CALLBACK(_rewrite)
     library = ops.native()
-    library.PicassoInstall.argtypes = [_CALLBACK, ctypes.c_char_p]
+    library.PicassoInstall.argtypes = [_CALLBACK, ctypes.c_char_p, ctypes.c_char_p]
     library.PicassoReply.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
-    triggers = sorted({op for pass_type in PASSES for op in pass_type.triggers})
-    library.PicassoInstall(_callback, "\n".join(triggers).encode())
+    triggers = (
+        "\n".join(sorted({op for pass_type in passes for op in pass_type.triggers}))
+        for passes in _PHASES
+    )
+    library.PicassoInstall(_callback, *(ops_.encode() for ops_ in triggers))
 
 
 def _rewrite(
-    graph, size, feeds, preserve, keep, may_prune, item, options, reply
+    graph, size, feeds, preserve, keep, may_prune, phase, run, item, options, reply
 ) -> int:
     """Called by the optimizer; nothing may escape into C++."""
 
@@ -90,7 +100,9 @@ def _rewrite(
         names = [_names(joined) for joined in (feeds, preserve, keep)]
         title = item.decode()
         try:
-            new_nodes = _rewrite_item(graph_def, *names, bool(may_prune), title, chosen)
+            new_nodes = _rewrite_item(
+                graph_def, *names, bool(may_prune), phase, run, title, chosen
+            )
         except Exception as error:
             if not chosen.strict:
                 raise
@@ -138,7 +150,15 @@ def _names(joined: bytes) -> list[str]:
 
 
 def _rewrite_item(
-    graph_def, feeds, preserve, keep, may_prune: bool, item: str, options: Options
+    graph_def,
+    feeds,
+    preserve,
+    keep,
+    may_prune: bool,
+    phase: int,
+    run: int,
+    item: str,
+    options: Options,
 ):
     nodes = list(graph_def.node)
     roots = None
@@ -149,11 +169,8 @@ def _rewrite_item(
         nodes = prune(nodes, [*root, *feeds])
         roots = [root]
     view_args = {"feeds": feeds, "preserve": preserve, "keep": keep, "roots": roots}
-    outcome = rewrite_nodes(nodes, options, item, view_args)
-    report = outcome.report
-    if report.packs or report.skipped or report.failures:
-        with _lock:
-            _reports.append(report)
+    outcome = rewrite_nodes(nodes, options, item, view_args, _PHASES[phase])
+    _keep_report(outcome.report, phase, run)
     if outcome.nodes is None:
         return None
     # TensorFlow runs what it knows by name: one name per pack has to stay.
@@ -168,6 +185,21 @@ def _rewrite_item(
             )
         )
     return outcome.nodes
+
+
+def _keep_report(report: Report, phase: int, run: int) -> None:
+    """One report for both phases of a run of the optimizer."""
+    started, first = getattr(_first_phase, "value", (None, None))
+    if phase == 0:
+        _first_phase.value = (run, report)
+    elif started == run:
+        first.extend(report)
+        report = first
+    with _lock:
+        if any(known is report for known in _reports):
+            return
+        if report.packs or report.skipped or report.failures:
+            _reports.append(report)
 
 
 def with_picasso(

@@ -13,10 +13,11 @@ class Pack:
 
     Attributes:
       name: its node, and the key of its execution counters.
-      kind: "lookup" or "update".
+      kind: "lookup", "update" (of rows), "dense update", "segment sum", "L2 term",
+        or the name of a kind in passes/pack_kernels.py.
       members: names of the nodes it replaced.
-      tables: number of variables.
-      volume: estimated bytes of rows per step.
+      tables: number of variables; 0: it reads none.
+      volume: estimated bytes of rows per step; 0: no rows.
       detail: what else is worth saying.
     """
 
@@ -45,7 +46,8 @@ class Report:
       graph: what was rewritten: a function, a session's graph, a file.
       packs: the packed ops that were made.
       skipped: nodes that were recognised and left alone, with the reason.
-      ops_before, ops_after: nodes by op type, of those that run.
+      ops_before, ops_after: nodes by op type, of those that run. Where something
+        was packed behind TensorFlow's own optimizers, these ran in between.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -76,6 +78,16 @@ class Report:
 
         created, executed = ops.pack_counts(pack.name)
         return created, executed - self._counts_before.get(pack.name, (0, 0))[1]
+
+    def extend(self, later: Report) -> None:
+        """Adds what a later phase did to the same graph."""
+        self.packs.extend(later.packs)
+        self.skipped.extend(later.skipped)
+        self.failures.extend(later.failures)
+        self.seconds += later.seconds
+        self._counts_before.update(later._counts_before)
+        if later.changed:
+            self.ops_after = later.ops_after
 
     def was_dropped(self) -> bool:
         """Whether packs were made but TensorFlow neither created nor ran any.
@@ -111,11 +123,7 @@ class Report:
         for pack in self.packs:
             created, executed = self.executions(pack)
             runs = f"run {executed} times" if created else "not created so far"
-            detail = f", {pack.detail}" if pack.detail else ""
-            lines.append(
-                f"  packed {len(pack.members)} {pack.kind}s of {pack.tables} tables "
-                f"into {pack.name} ({_bytes(pack.volume)} a step{detail}); {runs}"
-            )
+            lines.append(f"  packed {_contents(pack)}; {runs}")
         if not self.packs:
             lines.append("  packed nothing")
         for reason, nodes in self.reasons().items():
@@ -156,6 +164,14 @@ def merge(graph: str, reports: list[Report]) -> Report:
         after.update(report.ops_after)
     merged.ops_before, merged.ops_after = dict(before), dict(after)
     return merged
+
+
+def _contents(pack: Pack) -> str:
+    facts = [f"{_bytes(pack.volume)} a step"] if pack.volume else []
+    facts += [pack.detail] if pack.detail else []
+    tables = f" of {pack.tables} tables" if pack.tables else ""
+    suffix = f" ({', '.join(facts)})" if facts else ""
+    return f"{len(pack.members)} {pack.kind}s{tables} into {pack.name}{suffix}"
 
 
 def _bytes(count: int) -> str:

@@ -16,7 +16,7 @@ from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
 from picasso_tf.graph import GraphView, prune
 from picasso_tf.options import Options
-from picasso_tf.passes import PASSES
+from picasso_tf.passes import PASSES, Pass
 from picasso_tf.report import Report, merge
 
 _warned: set[str] = set()
@@ -28,6 +28,9 @@ def rewrite(
     options: Options | None = None,
 ) -> tuple[graph_pb2.GraphDef, Report]:
     """Packs the lookups and updates of a graph and of its library functions.
+
+    Passes that have to run behind TensorFlow's own optimizers (`PASSES_AFTER`) do not
+    run: they run when the graph is, in a session or function with picasso_tf.
 
     Args:
       graph_def: a GraphDef; it is not changed.
@@ -115,8 +118,9 @@ def rewrite_nodes(
     options: Options,
     title: str,
     view_args: dict,
+    passes: tuple[type[Pass], ...] = PASSES,
 ) -> Outcome:
-    """Runs the passes over the nodes of one graph.
+    """Runs passes over the nodes of one graph.
 
     A pass that fails leaves the graph as it was: it is in the report, and a
     warning names the pass once per process; with `options.strict` it raises.
@@ -129,7 +133,7 @@ def rewrite_nodes(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for pass_type in PASSES:
+        for pass_type in passes:
             current = nodes if result.nodes is None else result.nodes
             triggers = frozenset(pass_type.triggers)
             if not any(node.op in triggers for node in current):

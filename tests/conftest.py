@@ -22,3 +22,11 @@ def clean_slate():
     yield
     picasso_tf.disable()
     tf.keras.backend.clear_session()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-forms",
+        action="store_true",
+        help="test_forms.py: all combinations of form, types and optimizer",
+    )

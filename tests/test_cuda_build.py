@@ -112,9 +112,11 @@ class Ids(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("is_int64", ctypes.c_bool),
         ("narrow", ctypes.c_bool),
+        ("mode", ctypes.c_int32),
         ("size", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("stride", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
     )
 
 
@@ -132,6 +134,7 @@ class Member(ctypes.Structure):
         ("chunk_bytes", ctypes.c_int64),
         ("outer", ctypes.c_int64),
         ("first_unit", ctypes.c_int64),
+        ("cast", ctypes.c_int32),
     )
 
 

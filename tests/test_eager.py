@@ -1178,9 +1178,8 @@ def test_failing_pass_in_a_session(broken_pass, caplog):
     for report in seen.reports():
         assert report.failures == [f"{broken_pass.name}: ValueError('no luck today')"]
         assert "failed: " + report.failures[0] in str(report)
-        assert [p.kind for p in report.packs] == [
-            "update" if broken_pass is PackLookups else "lookup"
-        ]
+        kinds = [p.kind for p in report.packs if p.kind != "dense update"]
+        assert kinds == ["update" if broken_pass is PackLookups else "lookup"]
 
 
 def test_failing_pass_in_a_function(broken_pass, caplog):

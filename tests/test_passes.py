@@ -13,6 +13,7 @@ from picasso_tf.options import Options
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 ATTRS = (
     "member_table", "ids_source", "ids_begin", "ids_width", "ids_narrow",
+    "ids_mode", "cast_rows",
     "output_members", "output_chunk_dims", "output_stack", "shape_members",
     "rule", "sum_duplicates", "hyper_index", "scale_index", "negate",
     "member_parts", "grad_source", "grad_chunk_dims", "grad_begin", "grad_size",

@@ -22,6 +22,14 @@ using ParallelFor =
     std::function<void(int64_t total, int64_t cost_per_unit,
                        const std::function<void(int64_t, int64_t)>& body)>;
 
+// What the graph did with ids outside of the table before it looked them up.
+enum class IdsMode : int32_t {
+  kPlain = 0,  // nothing
+  kWrap = 1,   // added the table's rows to negative ones (Keras 3.3 and later)
+  kClip = 2,   // moved them to the first or last row (Keras 3.0 to 3.2)
+};
+constexpr int kIdsModes = 3;
+
 // The ids of one field, read in place from the tensor that holds them. Id
 // number i is element (i / width) * stride + i % width of `data`, so a column
 // (or a few neighbouring columns) of a [batch, fields] matrix needs no slice.
@@ -29,9 +37,11 @@ struct IdsView {
   const void* data = nullptr;  // first id of the field
   bool is_int64 = false;       // element type of `data`: int64_t, else int32_t
   bool narrow = false;  // the graph cast int64 to int32: do as that cast does
-  int64_t size = 0;     // ids in this field
-  int64_t width = 1;    // ids that lie next to each other
-  int64_t stride = 1;   // elements from one run of `width` ids to the next
+  IdsMode mode = IdsMode::kPlain;  // applied behind `narrow`
+  int64_t size = 0;                // ids in this field
+  int64_t width = 1;               // ids that lie next to each other
+  int64_t stride = 1;  // elements from one run of `width` ids to the next
+  int64_t rows = 0;    // of the table; used by `mode` alone
 };
 
 // Reads ids of one element type. A separate type so that loops are compiled
@@ -43,6 +53,9 @@ class IdsReader {
       : data_(static_cast<const Id*>(view.data)),
         width_(view.width),
         stride_(view.stride),
+        wrap_(view.mode == IdsMode::kWrap ? view.rows : 0),
+        last_(view.mode == IdsMode::kClip ? view.rows - 1 : INT64_MAX),
+        first_(view.mode == IdsMode::kClip ? 0 : INT64_MIN),
         contiguous_(view.width == view.stride),
         narrow_(view.narrow) {}
 
@@ -51,14 +64,21 @@ class IdsReader {
     if (!contiguous_) {
       at = width_ == 1 ? i * stride_ : (i / width_) * stride_ + i % width_;
     }
-    const Id id = data_[at];
-    return narrow_ ? static_cast<int32_t>(id) : static_cast<int64_t>(id);
+    int64_t id = data_[at];
+    if (narrow_) id = static_cast<int32_t>(id);
+    // Without a branch, since most ids need none of this.
+    id += (id >> 63) & wrap_;
+    id = id < last_ ? id : last_;
+    return id > first_ ? id : first_;
   }
 
  private:
   const Id* data_;
   int64_t width_;
   int64_t stride_;
+  int64_t wrap_;
+  int64_t last_;
+  int64_t first_;
   bool contiguous_;
   bool narrow_;
 };

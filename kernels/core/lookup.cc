@@ -4,6 +4,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "Eigen/Core"
+
 namespace picasso {
 namespace {
 
@@ -26,6 +28,22 @@ struct FixedCopy {
   }
 };
 
+// A float32 row as Cast writes it.
+template <typename T>
+struct CastCopy {
+  explicit CastCopy(int64_t row_bytes) : dim(row_bytes / sizeof(float)) {}
+  void operator()(char* to, const char* from) const {
+    using Eigen::Array;
+    using Eigen::Dynamic;
+    using Eigen::Map;
+    Map<Array<T, Dynamic, 1>>(reinterpret_cast<T*>(to), dim) =
+        Map<const Array<float, Dynamic, 1>>(
+            reinterpret_cast<const float*>(from), dim)
+            .template cast<T>();
+  }
+  int64_t dim;
+};
+
 struct AnyCopy {
   explicit AnyCopy(int64_t row_bytes) : row_bytes(row_bytes) {}
   void operator()(char* to, const char* from) const {
@@ -40,13 +58,14 @@ template <typename Id, typename Copy>
 int64_t CopyRows(const LookupMember& m, int64_t begin, int64_t end) {
   const IdsReader<Id> ids(m.ids);
   const Copy copy(m.row_bytes);
-  const int64_t inner = m.chunk_bytes / m.row_bytes;
+  const int64_t written = m.written_bytes();
+  const int64_t inner = m.chunk_bytes / written;
   const int64_t last = end * inner;
   int64_t bad = -1;
   int64_t i = begin * inner;
   for (int64_t o = begin; o < end; ++o) {
     char* to = m.output + o * m.output_stride;
-    for (int64_t j = 0; j < inner; ++j, ++i, to += m.row_bytes) {
+    for (int64_t j = 0; j < inner; ++j, ++i, to += written) {
       if (i + kPrefetchDistance < last) {
         const int64_t ahead = ids[i + kPrefetchDistance];
         // An unchecked address may be prefetched, but is not worth forming.
@@ -67,6 +86,12 @@ int64_t CopyRows(const LookupMember& m, int64_t begin, int64_t end) {
 
 template <typename Id>
 int64_t CopyRowsOfAnySize(const LookupMember& m, int64_t begin, int64_t end) {
+  if (m.cast == RowCast::kFloatToHalf) {
+    return CopyRows<Id, CastCopy<Eigen::half>>(m, begin, end);
+  }
+  if (m.cast == RowCast::kFloatToBfloat16) {
+    return CopyRows<Id, CastCopy<Eigen::bfloat16>>(m, begin, end);
+  }
   switch (m.row_bytes) {
     case 4:
       return CopyRows<Id, FixedCopy<4>>(m, begin, end);

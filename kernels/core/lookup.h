@@ -17,18 +17,22 @@ struct LookupMember;
 using PoolFunction = int64_t (*)(const LookupMember& member, int64_t begin,
                                  int64_t end);
 
+// What becomes of a row on its way.
+enum class RowCast : int32_t { kNone, kFloatToHalf, kFloatToBfloat16 };
+
 // One member of a pack: rows of one table, one by one or pooled to bags, or a
 // dense tensor that shares the concatenated output and is copied into its
 // place.
 //
 // The member fills, for every outer index o in [0, outer), the `chunk_bytes`
 // bytes at output + o * output_stride. A lookup fills them with the
-// chunk_bytes / row_bytes rows named by the ids that follow each other at
-// o * (chunk_bytes / row_bytes); with a plan, with that many bags.
+// n = chunk_bytes / written bytes of a row (half of row_bytes behind a cast)
+// rows named by the ids that follow each other at o * n; with a plan, with that
+// many bags.
 struct LookupMember {
   const char* table = nullptr;  // [rows, row_bytes]; may be null if empty
   int64_t rows = 0;
-  int64_t row_bytes = 0;
+  int64_t row_bytes = 0;  // in the table
   IdsView ids;
   PoolFunction pool = nullptr;    // null: rows one by one
   const BagPlan* plan = nullptr;  // instead of `ids`, with `pool`
@@ -41,6 +45,11 @@ struct LookupMember {
   int64_t chunk_bytes = 0;
   int64_t outer = 0;
   int64_t first_unit = 0;  // sum of `outer` of the members before this one
+  RowCast cast = RowCast::kNone;  // the CUDA kernels do not cast so far
+
+  int64_t written_bytes() const {  // of a row
+    return cast == RowCast::kNone ? row_bytes : row_bytes / 2;
+  }
 };
 
 // Fills the outputs of `count` members. Every id is checked against its own

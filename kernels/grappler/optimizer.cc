@@ -1,5 +1,6 @@
-// The Grappler shell: hands the raw graph to the Python pipeline, then runs
-// TensorFlow's own optimizers on the result under the user's configuration.
+// The Grappler shell: hands the raw graph to the Python pipeline, runs
+// TensorFlow's own optimizers on the result under the user's configuration, and
+// hands what they made of it to the pipeline's second phase.
 //
 // It is named alone in RewriterConfig.optimizers, which makes it run first but
 // switches the built-in optimizers off; so it runs them itself, through
@@ -35,22 +36,34 @@ enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 
 // graph: a serialised GraphDef without library; names are joined by newlines.
 // `preserve` may be fetched, `keep` only has to run; with may_prune, nothing
-// else that these do not need has to run. The answer, a GraphDef or an error
-// message, is given by PicassoReply.
+// else that these do not need has to run. phase: 0 before TensorFlow's own
+// optimizers, 1 behind them; both calls for one graph have the same `run`. The
+// answer, a GraphDef or an error message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
-                                const char* keep, int may_prune,
-                                const char* item, const char* options,
-                                void* reply);
+                                const char* keep, int may_prune, int phase,
+                                int64_t run, const char* item,
+                                const char* options, void* reply);
 
 namespace {
 
 std::atomic<RewriteCallback> callback{nullptr};
 
-// Op types that a pass may rewrite; set once, before the callback.
-std::set<std::string>* TriggerOps() {
-  static auto* ops = new std::set<std::string>;
-  return ops;
+constexpr int kPhases = 2;
+
+// Op types that a pass of a phase may rewrite; set once, before the callback.
+std::set<std::string>* TriggerOps(int phase) {
+  static auto* ops = new std::set<std::string>[kPhases];
+  return &ops[phase];
+}
+
+void SplitInto(const std::string& names, std::set<std::string>* split) {
+  for (size_t begin = 0; begin < names.size();) {
+    size_t end = names.find('\n', begin);
+    if (end == std::string::npos) end = names.size();
+    split->insert(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
 }
 
 template <typename Names>
@@ -91,20 +104,28 @@ class PicassoOptimizer : public CustomGraphOptimizer {
 
   Status Optimize(Cluster* cluster, const GrapplerItem& item,
                   GraphDef* optimized) override {
+    static std::atomic<int64_t> runs{0};
+    const int64_t run = ++runs;
     GrapplerItem rewritten(item);
-    TF_RETURN_IF_ERROR(Rewrite(&rewritten));
-    if (user_config_.disable_meta_optimizer()) {
-      optimized->Swap(&rewritten.graph);
-      return tensorflow::OkStatus();
+    TF_RETURN_IF_ERROR(Rewrite(0, run, &rewritten));
+    if (!user_config_.disable_meta_optimizer()) {
+      GraphDef graph;
+      graph.Swap(&rewritten.graph);
+      GrapplerItem optimizing = rewritten.WithGraph(std::move(graph));
+      // The caller walks the function library with this optimizer by itself.
+      optimizing.optimization_options().optimize_function_library = false;
+      ConfigProto config = config_proto_;
+      RestoreUserFields(
+          config.mutable_graph_options()->mutable_rewrite_options());
+      GraphDef result;
+      TF_RETURN_IF_ERROR(tensorflow::grappler::RunMetaOptimizer(
+          std::move(optimizing), config, /*cpu_device=*/nullptr, cluster,
+          &result));
+      rewritten.graph.Swap(&result);
     }
-    // The caller walks the function library with this optimizer by itself.
-    rewritten.optimization_options().optimize_function_library = false;
-    ConfigProto config = config_proto_;
-    RestoreUserFields(
-        config.mutable_graph_options()->mutable_rewrite_options());
-    return tensorflow::grappler::RunMetaOptimizer(std::move(rewritten), config,
-                                                  /*cpu_device=*/nullptr,
-                                                  cluster, optimized);
+    TF_RETURN_IF_ERROR(Rewrite(1, run, &rewritten));
+    optimized->Swap(&rewritten.graph);
+    return tensorflow::OkStatus();
   }
 
  private:
@@ -120,7 +141,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     config->set_disable_meta_optimizer(false);
   }
 
-  Status Rewrite(GrapplerItem* item) const {
+  Status Rewrite(int phase, int64_t run, GrapplerItem* item) const {
     const RewriteCallback rewrite = callback.load();
     if (rewrite == nullptr) {
       return errors::Internal(
@@ -128,7 +149,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
           "in the process that runs the graph.");
     }
     GraphDef* graph = &item->graph;
-    if (!HasTrigger(*graph)) return tensorflow::OkStatus();
+    if (!HasTrigger(phase, *graph)) return tensorflow::OkStatus();
 
     GraphDef nodes;  // the library stays here; Python needs the nodes alone
     nodes.mutable_node()->Swap(graph->mutable_node());
@@ -157,7 +178,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         serialized.data(), serialized.size(), Join(feeds).c_str(),
         Join(preserve).c_str(), Join(keep).c_str(),
         item->optimization_options().allow_pruning_stateful_and_dataset_ops,
-        item->id.c_str(), options_.c_str(), &answer);
+        phase, run, item->id.c_str(), options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;
@@ -169,8 +190,8 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     return tensorflow::OkStatus();
   }
 
-  static bool HasTrigger(const GraphDef& graph) {
-    const auto& triggers = *TriggerOps();
+  static bool HasTrigger(int phase, const GraphDef& graph) {
+    const auto& triggers = *TriggerOps(phase);
     for (const auto& node : graph.node()) {
       if (triggers.count(node.op()) > 0) return true;
     }
@@ -199,18 +220,12 @@ REGISTER_GRAPH_OPTIMIZER_AS(PicassoOptimizer, "picasso");
 
 extern "C" {
 
-// Installs the Python pipeline. trigger_ops: op types, joined by newlines;
-// graphs without any of them never reach Python.
+// Installs the Python pipeline. before, after: op types of the two phases,
+// joined by newlines; graphs without any of them never reach that phase.
 __attribute__((visibility("default"))) void PicassoInstall(
-    picasso::RewriteCallback rewrite, const char* trigger_ops) {
-  auto* ops = picasso::TriggerOps();
-  const std::string names(trigger_ops);
-  for (size_t begin = 0; begin < names.size();) {
-    size_t end = names.find('\n', begin);
-    if (end == std::string::npos) end = names.size();
-    ops->insert(names.substr(begin, end - begin));
-    begin = end + 1;
-  }
+    picasso::RewriteCallback rewrite, const char* before, const char* after) {
+  picasso::SplitInto(before, picasso::TriggerOps(0));
+  picasso::SplitInto(after, picasso::TriggerOps(1));
   picasso::callback.store(rewrite);
 }
 

@@ -29,22 +29,32 @@ Status IdsLayout::Init(OpKernelConstruction* ctx, int count, int sources) {
   TF_RETURN_IF_ERROR(GetList(ctx, "ids_begin", count, &begin_));
   TF_RETURN_IF_ERROR(GetList(ctx, "ids_width", count, &width_));
   TF_RETURN_IF_ERROR(GetList(ctx, "ids_narrow", count, &narrow_));
+  std::vector<int> modes;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ids_mode", &modes));
+  if (modes.empty()) {
+    mode_.assign(count, static_cast<int>(IdsMode::kPlain));
+  } else {
+    TF_RETURN_IF_ERROR(GetList(ctx, "ids_mode", count, &mode_));
+  }
   for (int i = 0; i < count; ++i) {
     if (source_[i] < -1 || source_[i] >= sources || begin_[i] < 0 ||
-        width_[i] == 0) {
-      return errors::InvalidArgument(
-          "Ids of member ", i, " are described by (", source_[i], ", ",
-          begin_[i], ", ", width_[i], "), with ", sources, " tensors of ids.");
+        width_[i] == 0 || mode_[i] < 0 || mode_[i] >= kIdsModes) {
+      return errors::InvalidArgument("Ids of member ", i, " are described by (",
+                                     source_[i], ", ", begin_[i], ", ",
+                                     width_[i], ") in mode ", mode_[i],
+                                     ", with ", sources, " tensors of ids.");
     }
   }
   return tensorflow::OkStatus();
 }
 
-Status IdsLayout::View(OpKernelContext* ctx, int first, int i,
+Status IdsLayout::View(OpKernelContext* ctx, int first, int i, int64_t rows,
                        IdsView* view) const {
   const Tensor& ids = ctx->input(first + source_[i]);
   view->is_int64 = ids.dtype() == tensorflow::DT_INT64;
   view->narrow = narrow_[i];
+  view->mode = static_cast<IdsMode>(mode_[i]);
+  view->rows = rows;
   view->data = ids.data();
   if (whole(i)) {
     view->size = ids.NumElements();

@@ -28,9 +28,10 @@ class IdsLayout {
  public:
   tensorflow::Status Init(tensorflow::OpKernelConstruction* ctx, int count,
                           int sources);
-  // The ids of member i, read from its source among the inputs at `first`.
+  // The ids of member i, read from its source among the inputs at `first`, for
+  // a table with `rows` rows.
   tensorflow::Status View(tensorflow::OpKernelContext* ctx, int first, int i,
-                          IdsView* view) const;
+                          int64_t rows, IdsView* view) const;
   // Index of member i's tensor among the ids inputs; -1 for a dense member.
   int source(int i) const { return source_[i]; }
   bool whole(int i) const { return width_[i] < 0; }
@@ -40,6 +41,7 @@ class IdsLayout {
   std::vector<int> begin_;  // first column
   std::vector<int> width_;  // columns; -1: the whole tensor
   std::vector<bool> narrow_;
+  std::vector<int> mode_;  // IdsMode
 };
 
 // TensorFlow's intra-op pool.

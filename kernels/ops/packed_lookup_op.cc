@@ -48,6 +48,10 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "output_stack", outputs_, &stack_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shape_members", &shape_members_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("cast_rows", &cast_rows_));
+    OP_REQUIRES(ctx, !cast_rows_ || kCast != RowCast::kNone,
+                errors::InvalidArgument("Rows are cast to half and bfloat16 "
+                                        "alone."));
     for (size_t i = 0; i < members; ++i) {
       const int t = member_table_[i];
       OP_REQUIRES(
@@ -61,8 +65,15 @@ class PackedLookupOp : public OpKernel {
                 errors::InvalidArgument(
                     "The outputs must hold every member exactly once."));
     for (int m : shape_members_) {
-      OP_REQUIRES(ctx, 0 <= m && m < static_cast<int>(members),
-                  errors::InvalidArgument("No member ", m, "."));
+      OP_REQUIRES(
+          ctx, 0 <= m && m < static_cast<int>(members) && member_table_[m] >= 0,
+          errors::InvalidArgument("No lookup is member ", m, "."));
+    }
+    std::vector<PartialTensorShape> shape_as;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape_as", &shape_as));
+    if (!shape_as.empty()) {
+      OP_REQUIRES_OK(
+          ctx, GetList(ctx, "shape_as", shape_members_.size(), &shape_as_));
     }
     counters_ = CountersOf(pack);
     ++counters_->created;
@@ -71,7 +82,7 @@ class PackedLookupOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     LockedVariables<T> tables;
     OP_REQUIRES_OK(ctx, tables.Add(ctx, 0, tables_));
-    OP_REQUIRES_OK(ctx, tables.Lock(ctx, /*exclusive=*/false));
+    OP_REQUIRES_OK(ctx, tables.Lock(ctx, Access::kRead));
 
     const int count = member_table_.size();
     std::vector<LookupMember> members(count);
@@ -96,11 +107,16 @@ class PackedLookupOp : public OpKernel {
       ctx->SetStatus(IdError(ctx, bad, members[bad.member]));
       return;
     }
-    OP_REQUIRES_OK(ctx, WriteShapes(ctx, shapes));
+    OP_REQUIRES_OK(ctx, WriteShapes(ctx, tables, shapes));
     ++counters_->executed;
   }
 
  private:
+  static constexpr RowCast kCast =
+      std::is_same_v<T, Eigen::half>       ? RowCast::kFloatToHalf
+      : std::is_same_v<T, Eigen::bfloat16> ? RowCast::kFloatToBfloat16
+                                           : RowCast::kNone;
+
   // The member's source and its logical shape, as its consumers see it.
   Status Fill(OpKernelContext* ctx, const LockedVariables<T>& tables, int i,
               LookupMember* member, TensorShape* shape) const {
@@ -115,28 +131,40 @@ class PackedLookupOp : public OpKernel {
     if (table.dims() < 1) {
       return errors::InvalidArgument("params must be at least 1 dimensional");
     }
-    if (table.dtype() != tensorflow::DataTypeToEnum<T>::value) {
+    const tensorflow::DataType type =
+        cast_rows_ ? tensorflow::DT_FLOAT
+                   : tensorflow::DataTypeToEnum<T>::value;
+    if (table.dtype() != type) {
       return errors::InvalidArgument(
           "Field '", member_name_[i], "' reads a variable of type ",
           tensorflow::DataTypeString(table.dtype()), ", expected ",
-          tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value),
-          ".");
+          tensorflow::DataTypeString(type), ".");
     }
-    TF_RETURN_IF_ERROR(layout_.View(ctx, tables_, i, &member->ids));
     member->table = static_cast<const char*>(table.data());
     member->rows = table.dim_size(0);
+    TF_RETURN_IF_ERROR(
+        layout_.View(ctx, tables_, i, member->rows, &member->ids));
     int64_t row_elements = 1;
     for (int d = 1; d < table.dims(); ++d) row_elements *= table.dim_size(d);
-    member->row_bytes = row_elements * sizeof(T);
+    member->row_bytes = row_elements * tensorflow::DataTypeSize(type);
+    if (cast_rows_) member->cast = kCast;
     if (bags_layout_.is_bag(i)) return tensorflow::OkStatus();
-    if (member_shape_[i].unknown_rank()) {
-      *shape = ctx->input(tables_ + layout_.source(i)).shape();
-      for (int d = 1; d < table.dims(); ++d) {
-        TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
-      }
-      return tensorflow::OkStatus();
+    return ShapeAs(ctx, table, member_shape_[i],
+                   member->ids.size * row_elements, i, shape);
+  }
+
+  // The shape of member i's rows: as declared, else the ids' and a row's.
+  Status ShapeAs(OpKernelContext* ctx, const Tensor& table,
+                 const PartialTensorShape& declared, int64_t elements, int i,
+                 TensorShape* shape) const {
+    if (!declared.unknown_rank()) {
+      return Resolve(declared, elements, i, shape);
     }
-    return Resolve(member_shape_[i], member->ids.size * row_elements, i, shape);
+    *shape = ctx->input(tables_ + layout_.source(i)).shape();
+    for (int d = 1; d < table.dims(); ++d) {
+      TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
+    }
+    return tensorflow::OkStatus();
   }
 
   // What Fill leaves open for a member that pools.
@@ -230,9 +258,9 @@ class PackedLookupOp : public OpKernel {
       // A lookup by itself: the axis does not matter, rows stay whole.
       members[0].outer = members[0].plan == nullptr ? members[0].ids.size
                                                     : members[0].plan->bags();
-      members[0].chunk_bytes = members[0].row_bytes;
+      members[0].chunk_bytes = members[0].written_bytes();
       members[0].output = static_cast<char*>(output->data());
-      members[0].output_stride = members[0].row_bytes;
+      members[0].output_stride = members[0].chunk_bytes;
       return tensorflow::OkStatus();
     }
     int64_t outer = 1;
@@ -249,7 +277,7 @@ class PackedLookupOp : public OpKernel {
       m.output_stride = stride;
       to += m.chunk_bytes;
       if (m.dense == nullptr && m.row_bytes > 0 &&
-          m.chunk_bytes % m.row_bytes != 0) {
+          m.chunk_bytes % m.written_bytes() != 0) {
         return errors::InvalidArgument("Field '", member_name_[first + j],
                                        "' of shape ", shapes[j].DebugString(),
                                        " would have its rows cut.");
@@ -258,10 +286,19 @@ class PackedLookupOp : public OpKernel {
     return tensorflow::OkStatus();
   }
 
-  Status WriteShapes(OpKernelContext* ctx,
+  Status WriteShapes(OpKernelContext* ctx, const LockedVariables<T>& tables,
                      const std::vector<TensorShape>& shapes) const {
     for (size_t s = 0; s < shape_members_.size(); ++s) {
-      const TensorShape& shape = shapes[shape_members_[s]];
+      const int m = shape_members_[s];
+      TensorShape shape = shapes[m];
+      // Of bags, the shape that is not declared is not that of the ids.
+      if (!shape_as_.empty() &&
+          !(bags_layout_.is_bag(m) && shape_as_[s].unknown_rank())) {
+        TensorShape as;
+        TF_RETURN_IF_ERROR(ShapeAs(ctx, *tables.value(member_table_[m]),
+                                   shape_as_[s], shape.num_elements(), m, &as));
+        shape = as;
+      }
       Tensor* output = nullptr;
       TF_RETURN_IF_ERROR(ctx->allocate_output(
           outputs_ + s, TensorShape({shape.dims()}), &output));
@@ -300,6 +337,8 @@ class PackedLookupOp : public OpKernel {
   int dense_ = 0;
   int outputs_ = 0;
   int first_sparse_ = 0;
+  int placed_ =
+      0;  // members that outputs hold; others are asked for their shape
   IdsLayout layout_;
   BagsLayout bags_layout_;
   std::vector<int> member_table_;
@@ -310,6 +349,8 @@ class PackedLookupOp : public OpKernel {
   std::vector<int> chunk_dims_;
   std::vector<bool> stack_;
   std::vector<int> shape_members_;
+  std::vector<PartialTensorShape> shape_as_;
+  bool cast_rows_ = false;
   PackCounters* counters_ = nullptr;
 };
 

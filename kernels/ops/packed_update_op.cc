@@ -91,7 +91,8 @@ class PackedUpdateOp : public OpKernel {
     const RuleInfo& info = kRules[rule_];
     LockedVariables<T> vars;
     OP_REQUIRES_OK(ctx, vars.Add(ctx, 0, count_ * (1 + info.slots)));
-    OP_REQUIRES_OK(ctx, vars.Lock(ctx, use_locking_));
+    OP_REQUIRES_OK(ctx, vars.Lock(ctx, use_locking_ ? Access::kExclusiveWrite
+                                                    : Access::kSparseWrite));
 
     OpInputList hyper, steps, grads;
     OP_REQUIRES_OK(ctx, ctx->input_list("hyper", &hyper));
@@ -124,7 +125,8 @@ class PackedUpdateOp : public OpKernel {
       m.parts = parts.data() + p;
       m.part_count = member_parts_[i];
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
-        OP_REQUIRES_OK(ctx, layout_.View(ctx, first_ids, p, &parts[p].ids));
+        OP_REQUIRES_OK(ctx,
+                       layout_.View(ctx, first_ids, p, m.rows, &parts[p].ids));
         int64_t rows = parts[p].ids.size;
         if (bags_layout_.is_bag(p)) {
           OP_REQUIRES_OK(

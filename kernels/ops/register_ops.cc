@@ -1,4 +1,5 @@
 // The packed ops and their shape functions.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -66,10 +67,17 @@ Status LookupShape(InferenceContext* c, int table, int ids_input, int width,
 }
 
 // Shape of pooled rows. dense_shape: the input with the shape of the
-// SparseTensor, -1 if there is none.
-Status BagShape(InferenceContext* c, int dense_shape, bool full,
-                const PartialTensorShape& declared, int table,
+// SparseTensor, -1 if there is none. `ones`: the input by which TensorFlow
+// learns that weights are a column, -1 if nobody waits for that: what it cannot
+// tell yet may not be known here either, or its optimizers take other ways.
+Status BagShape(InferenceContext* c, int dense_shape, int weights, int ones,
+                bool full, const PartialTensorShape& declared, int table,
                 ShapeHandle* shape) {
+  if (ones >= 0 && (c->input_tensor(ones) == nullptr ||
+                    (dense_shape < 0 && !c->RankKnown(c->input(weights))))) {
+    *shape = c->UnknownShape();
+    return tensorflow::OkStatus();
+  }
   TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(declared, shape));
   if (dense_shape < 0) return tensorflow::OkStatus();
   ShapeHandle sparse, leading, row;
@@ -86,10 +94,18 @@ Status BagShape(InferenceContext* c, int dense_shape, bool full,
   return c->Merge(leading, *shape, shape);
 }
 
-Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
+Status JoinShapes(InferenceContext* c, std::vector<ShapeHandle> members,
                   int chunk_dims, bool stack, ShapeHandle* joined) {
   *joined = members[0];
   if (members.size() == 1 && !stack) return tensorflow::OkStatus();
+  // As tf.concat does: all have the rank that is known of one.
+  for (const ShapeHandle& known : members) {
+    if (!c->RankKnown(known)) continue;
+    for (ShapeHandle& shape : members) {
+      if (!c->RankKnown(shape)) shape = c->UnknownShapeOfRank(c->Rank(known));
+    }
+    break;
+  }
   for (const ShapeHandle& shape : members) {
     if (!c->RankKnown(shape) || c->Rank(shape) < chunk_dims) {
       *joined = c->UnknownShape();
@@ -104,7 +120,7 @@ Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
       TF_RETURN_IF_ERROR(c->Add(size, c->Dim(shape, axis), &size));
     }
   }
-  // As tf.concat does: what is known of one is known of all.
+  // And what is known of one of them is known of all.
   ShapeHandle before, after;
   const int behind = stack ? axis : axis + 1;
   TF_RETURN_IF_ERROR(c->Subshape(members[0], 0, axis, &before));
@@ -124,11 +140,12 @@ Status LookupShapes(InferenceContext* c) {
   int tables = 0, outputs = 0;
   std::vector<tensorflow::DataType> id_types;
   std::vector<int> member_table, ids_source, ids_width, output_members;
-  std::vector<int> chunk_dims, shape_members, bag_rows, bag_shape;
+  std::vector<int> chunk_dims, shape_members;
+  std::vector<int> bag_rows, bag_shape, bag_weights, bag_ones;
   std::vector<bool> bag_full_shape;
   std::vector<tensorflow::DataType> sparse_types;
   std::vector<bool> stack;
-  std::vector<PartialTensorShape> member_shape;
+  std::vector<PartialTensorShape> member_shape, shape_as;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
   TF_RETURN_IF_ERROR(c->GetAttr("K", &outputs));
   TF_RETURN_IF_ERROR(c->GetAttr("Tids", &id_types));
@@ -142,14 +159,18 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_shape", &bag_shape));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_weights", &bag_weights));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_ones", &bag_ones));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_full_shape", &bag_full_shape));
   TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
+  TF_RETURN_IF_ERROR(c->GetAttr("shape_as", &shape_as));
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
       (!bag_rows.empty() &&
        (bag_rows.size() != count || bag_shape.size() != count ||
-        bag_full_shape.size() != count)) ||
+        bag_weights.size() != count || bag_full_shape.size() != count)) ||
+      (!bag_ones.empty() && bag_ones.size() != bag_rows.size()) ||
       static_cast<int>(output_members.size()) != outputs ||
       static_cast<int>(chunk_dims.size()) != outputs ||
       static_cast<int>(stack.size()) != outputs) {
@@ -178,12 +199,17 @@ Status LookupShapes(InferenceContext* c) {
         continue;
       }
       const int first_sparse = tables + id_types.size();
-      const int sizes = bag_shape[i] < 0 ? -1 : first_sparse + bag_shape[i];
-      if (sizes >= first_dense) {
+      const auto sparse = [&](int at) {
+        return at < 0 ? -1 : first_sparse + at;
+      };
+      const int sizes = sparse(bag_shape[i]), weights = sparse(bag_weights[i]);
+      const int ones = bag_ones.empty() ? -1 : sparse(bag_ones[i]);
+      if (std::max({sizes, weights, ones}) >= first_dense ||
+          (ones >= 0 && weights < 0)) {
         return errors::InvalidArgument("Member ", i, " has no input.");
       }
-      TF_RETURN_IF_ERROR(BagShape(c, sizes, bag_full_shape[i], member_shape[i],
-                                  t, &shapes[i]));
+      TF_RETURN_IF_ERROR(BagShape(c, sizes, weights, ones, bag_full_shape[i],
+                                  member_shape[i], t, &shapes[i]));
     }
   }
   size_t next = 0;
@@ -202,12 +228,70 @@ Status LookupShapes(InferenceContext* c) {
   }
   for (size_t s = 0; s < shape_members.size(); ++s) {
     const int m = shape_members[s];
-    if (m < 0 || m >= static_cast<int>(count)) {
+    if (m < 0 || m >= static_cast<int>(count) || member_table[m] < 0) {
       return errors::InvalidArgument("No member ", m, ".");
     }
-    c->set_output(outputs + s, c->RankKnown(shapes[m])
-                                   ? c->Vector(c->Rank(shapes[m]))
-                                   : c->UnknownShapeOfRank(1));
+    ShapeHandle shape = shapes[m];
+    const bool bags = !bag_rows.empty() && bag_rows[m] >= 0;
+    const bool declared = shape_as.size() == shape_members.size();
+    if (declared && bags) {
+      if (!shape_as[s].unknown_rank()) {
+        TF_RETURN_IF_ERROR(
+            c->MakeShapeFromPartialTensorShape(shape_as[s], &shape));
+      }
+    } else if (declared) {
+      TF_RETURN_IF_ERROR(LookupShape(c, member_table[m], tables + ids_source[m],
+                                     ids_width[m], shape_as[s], &shape));
+    }
+    c->set_output(outputs + s, c->RankKnown(shape) ? c->Vector(c->Rank(shape))
+                                                   : c->UnknownShapeOfRank(1));
+  }
+  return tensorflow::OkStatus();
+}
+
+// There are no outputs, but the optimizers learn from the stock ops that as
+// many gradient rows as ids are there: see LookupShape.
+Status UpdateShapes(InferenceContext* c) {
+  int vars = 0, slots = 0, hyper = 0, steps = 0, grads = 0;
+  std::vector<tensorflow::DataType> id_types;
+  std::vector<int> ids_source, ids_width, grad_source, chunk_dims, bag_rows;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &vars));
+  TF_RETURN_IF_ERROR(c->GetAttr("S", &slots));
+  TF_RETURN_IF_ERROR(c->GetAttr("H", &hyper));
+  TF_RETURN_IF_ERROR(c->GetAttr("Z", &steps));
+  TF_RETURN_IF_ERROR(c->GetAttr("G", &grads));
+  TF_RETURN_IF_ERROR(c->GetAttr("Tids", &id_types));
+  TF_RETURN_IF_ERROR(c->GetAttr("ids_source", &ids_source));
+  TF_RETURN_IF_ERROR(c->GetAttr("ids_width", &ids_width));
+  TF_RETURN_IF_ERROR(c->GetAttr("grad_source", &grad_source));
+  TF_RETURN_IF_ERROR(c->GetAttr("grad_chunk_dims", &chunk_dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
+  const size_t parts = ids_source.size();
+  const int first_grad = vars + slots + hyper + steps;
+  if (ids_width.size() != parts || grad_source.size() != parts ||
+      chunk_dims.size() != parts ||
+      (!bag_rows.empty() && bag_rows.size() != parts)) {
+    return errors::InvalidArgument(
+        "The ids_*, grad_* and bag_* attributes differ in length.");
+  }
+  for (size_t p = 0; p < parts; ++p) {
+    if (ids_source[p] < 0 ||
+        ids_source[p] >= static_cast<int>(id_types.size()) ||
+        grad_source[p] < 0 || grad_source[p] >= grads) {
+      return errors::InvalidArgument("Part ", p, " has no input.");
+    }
+    if (ids_width[p] >= 0 || chunk_dims[p] >= 0 ||
+        (!bag_rows.empty() && bag_rows[p] >= 0)) {
+      continue;
+    }
+    const ShapeHandle grad = c->input(first_grad + grad_source[p]);
+    const ShapeHandle ids = c->input(first_grad + grads + ids_source[p]);
+    if (!c->RankKnown(grad) || !c->RankKnown(ids) || c->Rank(ids) != 1 ||
+        c->Rank(grad) < 2) {
+      continue;
+    }
+    DimensionHandle rows;
+    TF_RETURN_IF_ERROR(c->Merge(c->Dim(grad, 0), c->Dim(ids, 0), &rows));
   }
   return tensorflow::OkStatus();
 }
@@ -217,10 +301,13 @@ Status LookupShapes(InferenceContext* c) {
 // Many lookups in one op. A member is one lookup or one dense tensor; outputs
 // take the members in order, output k the next output_members[k] of them.
 //
-//   resources: [N] tables, variables of `dtype`, shape [rows, ...].
+//   resources: [N] tables, variables of `dtype`, shape [rows, ...]; with
+//              cast_rows of float, and their rows are cast to `dtype`.
 //   ids:       tensors of ids; member i reads tensor ids_source[i] whole
 //              (ids_width -1) or its columns [ids_begin, +ids_width) (rank 2).
 //              ids_narrow: int64 ids that the graph cast to int32.
+//              ids_mode, behind that: 1 adds the table's rows to negative ids,
+//              2 clips ids to the table; none given: 0 for all.
 //              ids_shape: their shape in the graph, with at most one unknown
 //              dimension; of unknown rank: that of the whole tensor.
 //   dense:     [D] tensors of `dtype`, copied into their place.
@@ -230,8 +317,8 @@ Status LookupShapes(InferenceContext* c) {
 //   output_chunk_dims: the members of output k are joined along the axis that
 //              has this many dimensions at and behind it. With output_stack,
 //              along a new axis in front of that many dimensions (tf.stack).
-//   shapes:    the shapes of shape_members, as tf.shape gives them.
-//
+//   shapes:    the shapes of shape_members, as tf.shape gives them; as if
+//              their member_shape were shape_as, if that is given.
 //   sparse, bag_*: of members that pool bags of ids: "sparse" inputs (-1: none)
 //              with the indices [ids, rank] or segment ids [ids] (bag_rows),
 //              the dense shape [rank] (bag_shape) and the weights [ids]. With a
@@ -240,7 +327,7 @@ Status LookupShapes(InferenceContext* c) {
 //              end with the last id. bag_prune(_weights): ids below zero
 //              (weights not above zero) do not count. bag_full_shape: the
 //              result has the shape's leading dimensions, else the bags are one
-//              dimension.
+//              dimension. bag_ones is looked at by the shape function alone.
 //
 // Ids are checked against their own table: a bad one is InvalidArgument.
 // Works with no ids. Gradient: picasso_tf/ops.py.
@@ -265,6 +352,7 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("ids_shape: list(shape)")
     .Attr("output_members: list(int)")
     .Attr("output_chunk_dims: list(int)")
@@ -282,6 +370,9 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("bag_default_id: list(int) = []")
     .Attr("bag_zero_filled: list(bool) = []")
     .Attr("bag_full_shape: list(bool) = []")
+    .Attr("bag_ones: list(int) = []")
+    .Attr("shape_as: list(shape) = []")
+    .Attr("cast_rows: bool = false")
     .Attr("pack: string")
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
@@ -335,6 +426,7 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("grad_source: list(int)")
     .Attr("grad_chunk_dims: list(int)")
     .Attr("grad_begin: list(int)")
@@ -353,6 +445,6 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("bag_full_shape: list(bool) = []")
     .Attr("pack: string")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+    .SetShapeFn(UpdateShapes);
 
 }  // namespace picasso

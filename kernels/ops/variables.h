@@ -13,8 +13,19 @@
 
 namespace picasso {
 
-// The variables behind a kernel's handles, locked for sparse access until this
-// object goes.
+// What a kernel does with the variables that it locks.
+enum class Access {
+  // Copies values out while it holds shared locks. Needs no copy-on-read mode:
+  // that mode protects those who keep a reference to the buffer (a value that
+  // ReadVariableOp handed out) from writes in place under a shared lock, and
+  // such a kernel keeps none. Dense writes take the lock exclusively. Tables so
+  // stay out of the mode, in which each dense read and write copies them.
+  kRead,
+  kSparseWrite,     // writes rows in place, under shared locks
+  kExclusiveWrite,  // writes rows in place, alone (`use_locking`)
+};
+
+// The variables behind a kernel's handles, locked until this object goes.
 //
 // What could go wrong with many variables, and how it is avoided:
 // - Two handles may name one variable, and a second shared lock on a mutex
@@ -49,10 +60,10 @@ class LockedVariables {
     return tensorflow::OkStatus();
   }
 
-  // Switches every variable to copy-on-read mode and locks it: shared, as
-  // TensorFlow's sparse kernels do, or exclusively (`use_locking`).
-  tensorflow::Status Lock(tensorflow::OpKernelContext* ctx, bool exclusive) {
-    exclusive_ = exclusive;
+  // Locks every variable as TensorFlow's kernels of that access do; for writes
+  // in place, switches it to copy-on-read mode before.
+  tensorflow::Status Lock(tensorflow::OpKernelContext* ctx, Access access) {
+    exclusive_ = access == Access::kExclusiveWrite;
     distinct_ = vars_;
     std::sort(distinct_.begin(), distinct_.end(),
               [](tensorflow::Var* a, tensorflow::Var* b) {
@@ -60,14 +71,17 @@ class LockedVariables {
               });
     distinct_.erase(std::unique(distinct_.begin(), distinct_.end()),
                     distinct_.end());
+    if (access == Access::kRead) {
+      LockAll();
+      return tensorflow::OkStatus();
+    }
     while (true) {
       for (tensorflow::Var* var : distinct_) {
         TF_RETURN_IF_ERROR(
             (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice, T>(
                 ctx, var)));
       }
-      for (tensorflow::Var* var : distinct_) LockOne(var);
-      locked_ = true;
+      LockAll();
       const bool all_sparse = std::all_of(
           distinct_.begin(), distinct_.end(),
           [](tensorflow::Var* var) { return var->copy_on_read_mode.load(); });
@@ -83,12 +97,15 @@ class LockedVariables {
   tensorflow::Tensor* value(int i) const { return vars_[i]->tensor(); }
 
  private:
-  void LockOne(tensorflow::Var* var) {
-    if (exclusive_) {
-      var->mu()->lock();
-    } else {
-      var->mu()->lock_shared();
+  void LockAll() {
+    for (tensorflow::Var* var : distinct_) {
+      if (exclusive_) {
+        var->mu()->lock();
+      } else {
+        var->mu()->lock_shared();
+      }
     }
+    locked_ = true;
   }
 
   void Unlock() {

@@ -25,10 +25,17 @@ POOL_GRAD_OPS = {f"{op}Grad": combiner for op, combiner in POOL_OPS.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of the ids: `tensor` holds one for each id of the source."""
+    """Weights of the ids.
+
+    Attributes:
+      tensor: holds one for each id of the source.
+      ones: [1], by which TensorFlow learns that rows times weights are a matrix;
+        None: it knows.
+    """
 
     tensor: Tensor
     dtype: dtypes.DType
+    ones: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +75,8 @@ class BagIds:
             yield self.shape
         if self.weights is not None:
             yield self.weights.tensor
+            if self.weights.ones is not None:
+                yield self.weights.ones
 
 
 def find_bag_ids(
@@ -76,23 +85,21 @@ def find_bag_ids(
     segments: Tensor,
     index_type: dtypes.DType,
     device: str,
-    weights: Tensor | None = None,
-    weights_type: dtypes.DType | None = None,
+    weights: Weights | None = None,
 ) -> BagIds:
     """The bags behind ids and their segment ids, as far up as they show.
 
     `weights` are those of `ids`, as they come to the pooling.
     """
-    weighted = None if weights is None else Weights(weights, weights_type)
     indices = _indices_of(view, segments, device)
     if indices is None:
         rows_type = _type_of(view, segments) or dtypes.int64
         found = find_ids(view, ids, index_type, device, flat=True)
-        return BagIds(found, segments, rows_type, weights=weighted)
-    filled = _match_filled(view, ids, indices, device, weighted)
+        return BagIds(found, segments, rows_type, weights=weights)
+    filled = _match_filled(view, ids, indices, device, weights)
     if filled is None:
         found = find_ids(view, ids, index_type, device, flat=True)
-        return BagIds(found, indices, dtypes.int64, weights=weighted)
+        return BagIds(found, indices, dtypes.int64, weights=weights)
     ids, fields = filled
     found = find_ids(view, ids, index_type, device, flat=True)
     return BagIds(found, rows_dtype=dtypes.int64, **fields)
@@ -180,7 +187,7 @@ def _match_filled(
         "prune_weights": prune_weights,
         "default_id": default,
         "empty": empty,
-        "weights": weights and Weights(weights, weighted.dtype),
+        "weights": weights and dataclasses.replace(weighted, tensor=weights),
         "rank": 2,
     }
     reshape = view.movable(indices, device)

@@ -1,5 +1,9 @@
-"""Lookups: `ResourceGather`, as tf.nn.embedding_lookup, tf.gather on a variable
-and Keras 2's Embedding write it, by itself or pooled to bags."""
+"""Lookups: rows of a variable at some ids, by themselves or pooled to bags.
+
+`ResourceGather`, as tf.nn.embedding_lookup, tf.gather on a variable and Keras 2's
+Embedding write it; and `GatherV2` on the value that a ReadVariableOp gives, as
+Keras 3's Embedding does.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +13,47 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import POOL_OPS, Bag, match_bag
 from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.fragments.value_read import ValueRead, match_read
 from picasso_tf.fragments.weighted_bag import WEIGHTED_POOL_OPS, match_weighted_bag
-from picasso_tf.graph import FORWARDING, GraphView, Node, Table
+from picasso_tf.graph import GraphView, Node, Table, Tensor
 
-LOOKUP_OPS = ("ResourceGather",)
+LOOKUP_OPS = ("ResourceGather", "GatherV2")
 POOLED_OPS = (*POOL_OPS, *WEIGHTED_POOL_OPS)
-# Recognised to say so: Keras 3's Embedding gathers from the variable's value.
-DENSE_LOOKUP_OPS = ("GatherV2",)
 ROW_TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+_HALF_TYPES = (dtypes.half, dtypes.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """One lookup: rows of `table`, of type `dtype`, at `ids`.
+    """One lookup: rows of `table`, as `dtype`, at `ids`.
 
-    `node` is the ResourceGather or, with a `bag`, the op that pools its rows.
+    Attributes:
+      gather: the op that looks up.
+      node: the node whose output holds the rows: the gather, or the one reader
+        of its rows, which casts or pools them.
+      handle: the resource that names the table.
+      cast: the rows are float32 in the table, and half or bfloat16 behind it.
+      read: what read the table, if the rows are gathered from its value.
+      controls: names of what had to run before the rows were gathered.
+      bag: how the rows are pooled, if they are.
     """
 
+    gather: Node
     node: Node
+    handle: Tensor
     table: Table
     dtype: dtypes.DType
+    cast: bool
     ids: Ids
+    read: ValueRead | None
+    controls: tuple[str, ...]
     bag: Bag | None = None
 
     @property
-    def gather(self) -> Node:
-        return self.node if self.bag is None else self.bag.gather
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """What a pack runs in place of: who waits for these waits for the pack."""
-        return (self.node,) if self.bag is None else (self.bag.gather, self.node)
-
-    def inputs(self):
+    def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that a pack reads for this lookup."""
-        yield self.gather.inputs[0]
-        yield self.ids.source
-        if self.bag is not None:
-            yield from self.bag.bags.tensors()
+        pooled = () if self.bag is None else tuple(self.bag.bags.tensors())
+        return (self.handle, self.ids.source, *pooled)
 
 
 def match_pooled(view: GraphView, node: Node) -> Lookup | str | None:
@@ -57,39 +64,66 @@ def match_pooled(view: GraphView, node: Node) -> Lookup | str | None:
     if found is None or isinstance(found, str):
         return found
     lookup = match_lookup(view, found.gather)
-    if isinstance(lookup, str):
+    if lookup is None or isinstance(lookup, str):
         return lookup
     table = lookup.table.shape
     if table is None or len(table) != 2 or table[1] is None:
         return "the shape of the variable's rows is not known, or not a vector"
-    return dataclasses.replace(lookup, node=found.node, ids=found.bags.ids, bag=found)
+    return dataclasses.replace(
+        lookup,
+        node=found.node,
+        ids=found.bags.ids,
+        bag=found,
+        controls=(*lookup.controls, *node.controls, *found.node.controls),
+    )
 
 
-def match_lookup(view: GraphView, node: Node) -> Lookup | str:
-    """The lookup at a ResourceGather, or the reason why it is left alone."""
+def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:
+    """The lookup at one of LOOKUP_OPS, or the reason why it is left alone; None:
+    it gathers from something that is no variable."""
+    read = None
+    if node.op == "GatherV2":
+        read = match_read(view, node)
+        if read is None or isinstance(read, str):
+            return read
     if node.attr("batch_dims", 0) != 0:
         return f"batch_dims is {node.attr('batch_dims')}, not 0"
-    dtype = node.attr("dtype")
+    controls = node.controls
+    if read is not None:
+        axis = view.producer(node.inputs[2])
+        if axis is None or axis.op != "Const" or view.constant_int((axis.name, 0)) != 0:
+            return "it does not gather along the first axis"
+        # TensorFlow lets constants wait in place of the ops that read them.
+        controls += axis.controls + read.controls
+    handle = node.inputs[0] if read is None else read.handle
+    dtype = node.attr("dtype") if read is None else node.attr("Tparams")
     if dtype not in ROW_TYPES:
         return f"rows are {dtype.name}, not of a floating-point type"
     if "GPU" in node.device.upper():
         return "the lookup is on a GPU, and packed lookups have no GPU kernel yet"
-    table = view.table(node.inputs[0])
+    table = view.table(handle)
     if table.shape is not None and len(table.shape) == 0:
         return "the variable is a scalar"
-    ids = find_ids(view, node.inputs[1], node.attr("Tindices"), node.device, flat=False)
-    return Lookup(node, table, dtype, ids)
-
-
-def why_dense_is_left(view: GraphView, node: Node) -> str | None:
-    """Why a gather from a variable's value is left alone; None: it is none."""
-    read = view.producer(view.skip(node.inputs[0], FORWARDING | {"Cast"}))
-    if read is None or read.op != "ReadVariableOp":
-        return None
-    table = view.table(read.inputs[0])
-    if table.dtype not in ROW_TYPES or table.shape is None or len(table.shape) < 2:
-        return None
-    return (
-        "it gathers from the variable's value (ReadVariableOp and GatherV2, as Keras "
-        "3's Embedding does), which is not packed yet"
+    ids = find_ids(
+        view, node.inputs[1], node.attr("Tindices"), node.device, False, table
     )
+    last, cast = node, read is not None and read.cast is not None
+    if not cast and dtype == dtypes.float32:
+        behind = _cast_of_rows(view, node)
+        if behind is not None:
+            last, cast, dtype = behind, True, behind.attr("DstT")
+    return Lookup(node, last, handle, table, dtype, cast, ids, read, controls)
+
+
+def _cast_of_rows(view: GraphView, node: Node) -> Node | None:
+    """The Cast to a half type that alone reads the rows, as Keras 3 writes it
+    under mixed precision."""
+    readers = view.consumers((node.name, 0))
+    if len(readers) != 1 or view.control_consumers(node.name):
+        return None
+    if node.name in view.preserve or node.name in view.feeds:
+        return None
+    cast = view.movable((readers[0][0].name, 0), node.device)
+    if cast is None or cast.op != "Cast" or cast.attr("Truncate", False):
+        return None
+    return cast if cast.attr("DstT") in _HALF_TYPES else None

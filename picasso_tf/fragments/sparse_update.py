@@ -128,8 +128,9 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     negate, scale = False, None
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
+    table = view.table(node.inputs[0])
     parts = tuple(
-        _part(view, part_values, part_ids, index_type, node.device)
+        _part(view, part_values, part_ids, index_type, node.device, table)
         for part_values, part_ids in _split_parts(view, values, ids, node.device)
     )
     flags = tuple(
@@ -138,7 +139,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     return SparseUpdate(
         node,
         rule,
-        view.table(node.inputs[0]),
+        table,
         dtype,
         flags,
         summed is not None,
@@ -155,7 +156,9 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     )
 
 
-def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
+def _part(
+    view: GraphView, values: Tensor, ids: Tensor, index_type, device: str, table: Table
+) -> Part:
     for match in (match_bag_grad, match_weighted_bag_grad):
         bag = match(view, values, ids, index_type, device)
         found = bag and _find_grad(view, bag.grad, device, bag)
@@ -163,7 +166,8 @@ def _part(view, values: Tensor, ids: Tensor, index_type, device: str) -> Part:
             grad, waits, zeroed = found
             return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
     grad, waits, _ = _find_grad(view, values, device) or (values, frozenset(), False)
-    return Part(find_ids(view, ids, index_type, device, flat=True), grad, waits)
+    ids = find_ids(view, ids, index_type, device, flat=True, table=table)
+    return Part(ids, grad, waits)
 
 
 def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:
@@ -185,7 +189,8 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         if table is not None and len(values_shape) != len(ids_shape) + len(table) - 1:
             return False
         return len(values_shape) > 0
-    producer = view.producer(view.skip(ids, FORWARDING))
+    # If and its like pass on what they are given through Switch.
+    producer = view.producer(view.skip(ids, FORWARDING | {"Switch"}))
     return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
 
 

@@ -19,6 +19,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.fragments.bag import (
     Bag,
     BagGrad,
+    Weights,
     find_bag_ids,
     find_results,
     row_shapes,
@@ -31,6 +32,7 @@ from picasso_tf.graph import (
     Tensor,
     column_of,
     is_column,
+    ones_of,
 )
 
 # One in each weighted bag.
@@ -41,15 +43,14 @@ _WEIGHT_TYPES = (*_HALF_TYPES, dtypes.float32, dtypes.float64)
 
 @dataclasses.dataclass(frozen=True)
 class _Product:
-    """Rows times weights: `matrix` is [n, 1], of `weights` [n] of type `dtype`.
+    """Rows times weights: `matrix` is [n, 1], of `weights` [n].
 
     `other` is the factor that is multiplied by the weights.
     """
 
     other: Tensor
     matrix: Tensor
-    weights: Tensor
-    dtype: dtypes.DType
+    weights: Weights
 
 
 # -- forward ---------------------------------------------------------------
@@ -115,7 +116,6 @@ def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
         unique.attr("T"),
         device,
         product.weights,
-        product.dtype,
     )
     results, interior, zero, full = find_results(view, root, bags, tuple(before))
     return Bag(root, gather, shapes, combiner, bags, zero, full, results, interior)
@@ -233,7 +233,6 @@ def match_weighted_bag_grad(
             index_type,
             device,
             product.weights,
-            product.dtype,
         )
         return BagGrad(combiner, bags, grad, tuple(barriers))
     return None
@@ -343,7 +342,8 @@ def _products(view: GraphView, mul: Node, device: str):
         ):
             weights, dtype = cast.inputs[0], cast.attr("SrcT")
         if dtype in _WEIGHT_TYPES:
-            yield _Product(mul.inputs[position], matrix, weights, dtype)
+            found = Weights(weights, dtype, ones_of(view, reshape))
+            yield _Product(mul.inputs[position], matrix, found)
 
 
 def _gathers_rows(view: GraphView, node: Node) -> bool:

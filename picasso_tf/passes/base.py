@@ -98,10 +98,16 @@ def group(
     return [(key[0], members) for key, members in groups.items()]
 
 
-def keeps_guard(view: GraphView, node: Node, inputs: Iterable[Tensor]) -> bool:
-    """Whether reading `inputs` instead leaves the node as dead as it was."""
+def keeps_guard(
+    view: GraphView,
+    node: Node,
+    inputs: Iterable[Tensor],
+    controls: Iterable[str] | None = None,
+) -> bool:
+    """Whether reading `inputs` and waiting for `controls` (None: for what the node
+    waits for) instead leaves the node as dead as it was."""
     guard = frozenset().union(*(view.edge_guard(tensor) for tensor in inputs))
-    for name in node.controls:
+    for name in node.controls if controls is None else controls:
         guard |= view.guard(name)
     return guard == view.guard(node.name)
 
@@ -156,16 +162,19 @@ class IdsAttrs:
         self._sources = InputList()
         self._types: list[Any] = []
         self._rows: list[tuple[int, int, int, bool]] = []
+        self._modes: list[int] = []
 
     def append(self, ids: Ids) -> None:
         position = self._sources.position(ids.source)
         if position == len(self._types):
             self._types.append(ids.dtype)
         self._rows.append((position, ids.begin, ids.width, ids.narrow))
+        self._modes.append(int(ids.mode))
 
     def append_none(self) -> None:
         """For a member without ids."""
         self._rows.append((-1, 0, -1, False))
+        self._modes.append(0)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -174,7 +183,12 @@ class IdsAttrs:
     def attrs(self) -> dict[str, Any]:
         columns = list(zip(*self._rows, strict=True))
         names = ("ids_source", "ids_begin", "ids_width", "ids_narrow")
-        return {"Tids": self._types} | dict(zip(names, map(list, columns), strict=True))
+        attrs = {"Tids": self._types} | dict(
+            zip(names, map(list, columns), strict=True)
+        )
+        if any(self._modes):
+            attrs["ids_mode"] = self._modes
+        return attrs
 
 
 class BagAttrs:
@@ -185,10 +199,17 @@ class BagAttrs:
         self._sources = InputList()
         self._types: list[Any] = []
         self._rows: list[tuple] = []
+        self._ones: Tensor | None = None
 
     def append(
-        self, bags: BagIds, combiner: str, zero_filled: bool, full_shape: bool = False
+        self,
+        bags: BagIds,
+        combiner: str,
+        zero_filled: bool,
+        full_shape: bool = False,
+        ones: Tensor | None = None,
     ) -> None:
+        """`ones`: what TensorFlow learns the bags' shape by, if it matters."""
         shape = weights = -1
         rows = self._position(bags.rows, bags.rows_dtype)
         if bags.shape is not None:
@@ -196,13 +217,16 @@ class BagAttrs:
         if bags.weights is not None:
             weights = self._position(bags.weights.tensor, bags.weights.dtype)
         flags = (bags.prune, bags.prune_weights, bags.default_id)
+        # They are all alike: one for all.
+        self._ones = self._ones or ones
+        known_by = -1 if ones is None else self._position(self._ones, dtypes.int32)
         self._rows.append(
-            (combiner, rows, shape, weights, *flags, zero_filled, full_shape)
+            (combiner, rows, shape, weights, *flags, zero_filled, full_shape, known_by)
         )
 
     def append_none(self) -> None:
         """For a member that does not pool."""
-        self._rows.append(("", -1, -1, -1, False, False, 0, False, False))
+        self._rows.append(("", -1, -1, -1, False, False, 0, False, False, -1))
 
     def _position(self, tensor: Tensor, dtype) -> int:
         position = self._sources.position(tensor)
@@ -218,8 +242,10 @@ class BagAttrs:
         if not self._types:
             return {}
         names = ("combiner", "rows", "shape", "weights", "prune", "prune_weights")
-        names += ("default_id", "zero_filled", "full_shape")
-        columns = map(list, zip(*self._rows, strict=True))
+        names += ("default_id", "zero_filled", "full_shape", "ones")
+        columns = list(map(list, zip(*self._rows, strict=True)))
+        if self._ones is None:
+            names, columns = names[:-1], columns[:-1]
         return {"Tsparse": self._types} | {
             f"bag_{name}": column for name, column in zip(names, columns, strict=True)
         }

@@ -18,13 +18,11 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
-    DENSE_LOOKUP_OPS,
     LOOKUP_OPS,
     POOLED_OPS,
     Lookup,
     match_lookup,
     match_pooled,
-    why_dense_is_left,
 )
 from picasso_tf.graph import (
     FORWARDING,
@@ -71,6 +69,7 @@ class _Member:
     lookup: Lookup | None
     dense: Tensor | None
     shape: Shape | None
+    renamed: bool = False  # see _Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,34 +86,33 @@ class _Output:
 
 @dataclasses.dataclass(frozen=True)
 class PackLookups(Pass):
-    """Replaces ResourceGathers and the concatenations behind them.
+    """Replaces lookups and the concatenations behind them.
 
-    Members agree in level, device, frame, guard and type. They may differ in
+    Members agree in level, device, frame, guard and types. They may differ in
     dim and in the type of their ids: rows are moved, not merged, and fields of
     different dim share one concatenated tensor in most models.
+
+    A lookup that gathers from a variable's value is packed even by itself: the
+    value of a table that is also updated by rows is a copy of all of it.
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + DENSE_LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
-        lookups = self._find(view, result)
-        for node in view.of_types(DENSE_LOOKUP_OPS):
-            reason = why_dense_is_left(view, node)
-            if reason:
-                result.skip(node, reason)
+        lookups, waits = _without_cycles(view, self._find(view, result), result)
         edits = Edits(view)
-        levels = view.levels(lookup.node.name for lookup in lookups)
+        levels = view.levels((lookup.node.name for lookup in lookups), waits)
         runs: list[tuple[int, list[Lookup]]] = []
         for level, members in group(
-            view, levels, lookups, lambda x: x.node, lambda x: x.dtype
+            view, levels, lookups, lambda x: x.node, lambda x: (x.dtype, x.cast)
         ):
             ordered = sorted(members, key=lambda x: _join_order(view, x))
             for run in cut(ordered, _volume, self.options.max_pack_volume):
-                if len(run) == 1:
+                if len(run) == 1 and run[0].read is None and run[0].bag is None:
                     result.skip(
-                        run[0].node, "no other lookup of its type, device and level"
+                        run[0].gather, "no other lookup of its type, device and level"
                     )
                 else:
                     runs.append((level, run))
@@ -129,6 +127,7 @@ class PackLookups(Pass):
             packer = _Packer(view, edits, run, level, levels, all_rows, joined)
             result.packs.append(packer.pack())
         _shorten_joins(view, edits, joined)
+        _drop_reads(view, edits, runs, result.packs)
         result.apply(edits)
         return result
 
@@ -152,6 +151,8 @@ class PackLookups(Pass):
             if node.name in pooled:
                 continue
             matched = match_lookup(view, node)
+            if matched is None:
+                continue
             if not isinstance(matched, str):
                 matched = self._reason_against(view, matched) or matched
             if isinstance(matched, str):
@@ -169,9 +170,65 @@ class PackLookups(Pass):
                 return "the shape of the variable's rows is not known"
         elif view.guard(lookup.gather.name) != view.guard(lookup.node.name):
             return "its rows come from another branch"
-        if not keeps_guard(view, lookup.node, lookup.inputs()):
+        if not keeps_guard(view, lookup.node, lookup.inputs, lookup.controls):
             return "its ids come from another branch"
         return None
+
+
+def _without_cycles(
+    view: GraphView, lookups: list[Lookup], result: PassResult
+) -> tuple[list[Lookup], dict[str, list[str]]]:
+    """Lookups that may read their tables later than the graph did, and what will
+    wait for them then. The others are reported."""
+    while True:
+        waits: dict[str, list[str]] = {}
+        for lookup in lookups:
+            for name in lookup.read.waiting if lookup.read else ():
+                waits.setdefault(name, []).append(lookup.node.name)
+        stuck = view.stuck(waits)
+        cyclic = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in stuck
+            and lookup.read is not None
+            and view.comes_before(lookup.read.waiting, lookup.node.name, waits)
+        }
+        if not cyclic:
+            return lookups, waits
+        # Alone, if some of them can stay.
+        alone = {
+            lookup.node.name
+            for lookup in lookups
+            if lookup.node.name in cyclic
+            and view.comes_before(lookup.read.waiting, lookup.node.name, {})
+        }
+        dropped = alone or {min(cyclic, key=lambda name: view.nodes[name].index)}
+        for lookup in lookups:
+            if lookup.node.name in dropped:
+                result.skip(
+                    lookup.gather,
+                    "it depends on what waits for the read of its table, perhaps on "
+                    "a write: the rows have to be gathered from the older value",
+                )
+        lookups = [x for x in lookups if x.node.name not in dropped]
+
+
+def _drop_reads(view: GraphView, edits: Edits, runs, packs: list[Pack]) -> None:
+    """Lets the packs stand for the reads whose values nobody reads any more."""
+    pack_of = {
+        lookup.gather.name: pack.name
+        for (_, run), pack in zip(runs, packs, strict=True)
+        for lookup in run
+    }
+    gone = set(pack_of)
+    for _, run in runs:
+        for lookup in run:
+            for node in reversed(lookup.read.nodes if lookup.read else ()):
+                readers = {reader.name for reader, _ in view.consumers((node.name, 0))}
+                if node.name in view.preserve or not readers <= gone:
+                    break
+                gone.add(node.name)
+                edits.remove(node.name, waits_for=pack_of[lookup.gather.name])
 
 
 def _volume(lookup: Lookup) -> int:
@@ -287,15 +344,17 @@ class _Packer:
                 self._replace(result.tensor, (name, index))
             self._edits.remove(result.tensor[0], waits_for=name)
         for lookup in self._lookups:
-            if lookup.bag is not None:
+            if lookup.gather is not lookup.node:
                 self._edits.remove(lookup.gather.name, waits_for=name)
-                for shape, counted in lookup.bag.row_shapes:
-                    self._replace_row_shape(lookup, shape, counted)
+            for shape, counted in lookup.bag.row_shapes if lookup.bag else ():
+                self._replace_row_shape(lookup, shape, counted)
+            for waiting in lookup.read.waiting if lookup.read else ():
+                self._edits.wait(waiting, waits_for=name)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
         return Pack(
             name,
             "lookup",
-            tuple(lookup.node.name for lookup in self._lookups),
+            tuple(lookup.gather.name for lookup in self._lookups),
             len({lookup.table.root for lookup in self._lookups}),
             sum(_volume(lookup) for lookup in self._lookups),
             f"{folded} joins folded" if folded else "",
@@ -383,7 +442,9 @@ class _Packer:
         return self._member(result) if _keeps_rows_whole(result, join) else None
 
     def _member(self, result: _Result) -> _Member:
-        return _Member(result.lookup.node.name, result.lookup, None, result.shape)
+        renamed = result.renamed
+        name = result.lookup.node.name
+        return _Member(name, result.lookup, None, result.shape, renamed)
 
     # -- outputs of single lookups, and shapes -------------------------------
 
@@ -507,31 +568,38 @@ class _Packer:
     def _add(self, outputs: list[_Output], shapes: list[_Result]):
         tables, dense, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
         member_table, member_shape, member_name, ids_shape = [], [], [], []
+        members = [member for output in outputs for member in output.members]
         entry_of: dict[tuple[str, Shape | None], int] = {}
-        for output in outputs:
-            for member in output.members:
-                if member.lookup is not None:
-                    entry_of.setdefault((member.name, member.shape), len(member_table))
-                    lookup = member.lookup
-                    member_table.append(tables.position(lookup.gather.inputs[0]))
-                    ids.append(lookup.ids)
+        some_entry_of: dict[str, int] = {}
+        for position, member in enumerate(members):
+            entry_of.setdefault((member.name, member.shape), position)
+            some_entry_of.setdefault(member.name, position)
+            lookup = member.lookup
+            shape = None
+            if lookup is None:
+                member_table.append(-1 - dense.position(member.dense))
+                ids.append_none()
+                bags.append_none()
+            else:
+                member_table.append(tables.position(lookup.handle))
+                ids.append(lookup.ids)
+                if lookup.bag is None:
                     shape = None if lookup.ids.natural else lookup.ids.shape
-                    if lookup.bag is None:
-                        bags.append_none()
-                    else:
-                        shape = None
-                        bag = lookup.bag
-                        flags = (bag.zero_filled, bag.full_shape)
-                        bags.append(bag.bags, bag.combiner, *flags)
-                else:
-                    member_table.append(-1 - dense.position(member.dense))
-                    ids.append_none()
                     bags.append_none()
-                    shape = None
-                ids_shape.append(ShapeAttr(shape))
-                member_shape.append(ShapeAttr(member.shape))
-                member_name.append(member.name)
-        shape_members = [entry_of[(r.lookup.node.name, r.shape)] for r in shapes]
+                else:
+                    bag = lookup.bag
+                    flags = (bag.zero_filled, bag.full_shape)
+                    weights = None if member.renamed else bag.bags.weights
+                    ones = weights and weights.ones
+                    bags.append(bag.bags, bag.combiner, *flags, ones)
+            ids_shape.append(ShapeAttr(shape))
+            member_shape.append(ShapeAttr(member.shape))
+            member_name.append(member.name)
+        # The rows may be written in another shape than the one that is asked for.
+        wanted = [(r.lookup.node.name, r.shape) for r in shapes]
+        shape_members = [entry_of.get(key, some_entry_of[key[0]]) for key in wanted]
+        others = any(key not in entry_of for key in wanted)
+        shape_as = [ShapeAttr(r.shape) for r in shapes] if others else None
         first = self._lookups[0].node
         return add_pack(
             self._edits,
@@ -539,12 +607,7 @@ class _Packer:
             "PicassoPackedLookup",
             [*tables, *ids.tensors, *bags.tensors, *dense],
             device=first.device,
-            controls={
-                name
-                for lookup in self._lookups
-                for node in lookup.nodes
-                for name in node.controls
-            },
+            controls={name for lookup in self._lookups for name in lookup.controls},
             dtype=self._lookups[0].dtype,
             N=len(tables),
             D=len(dense),
@@ -559,6 +622,8 @@ class _Packer:
             output_chunk_dims=[output.chunk_dims for output in outputs],
             output_stack=[output.stack for output in outputs],
             shape_members=shape_members,
+            **({} if shape_as is None else {"shape_as": shape_as}),
+            **({"cast_rows": True} if self._lookups[0].cast else {}),
             **ids.attrs(),
             **bags.attrs(),
         )

@@ -54,7 +54,7 @@ class PackUpdates(Pass):
         groups = group(view, levels, updates, lambda update: update.node, _key)
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
-                if len(run) == 1:
+                if len(run) == 1 and not _has_more_ops(run[0]):
                     result.skip(
                         run[0].node,
                         "no other update of its rule, type, device and level",
@@ -73,6 +73,12 @@ def _key(update: SparseUpdate):
         update.sum_duplicates,
         update.step,
     )
+
+
+def _has_more_ops(update: SparseUpdate) -> bool:
+    """Whether an update has more than one op, so that it is worth to be packed
+    by itself: sums of duplicates, or pooled gradients."""
+    return update.sum_duplicates or any(part.bags for part in update.parts)
 
 
 def _inputs(update: SparseUpdate):

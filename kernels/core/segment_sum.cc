@@ -1,0 +1,108 @@
+#include "kernels/core/segment_sum.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "Eigen/Core"
+
+namespace picasso {
+namespace {
+
+// Elements of output per task. Each task looks at all ids of its member.
+constexpr int64_t kTask = 32 * 1024;
+constexpr int64_t kMaxTasks = 16;  // per member
+
+template <typename Id>
+int64_t FirstBad(const IdsView& view, int64_t rows) {
+  const IdsReader<Id> ids(view);
+  for (int64_t i = 0; i < view.size; ++i) {
+    if (ids[i] >= rows) return i;
+  }
+  return -1;
+}
+
+// Rows [begin, end) of the output.
+template <typename T, typename Id>
+void SumRows(const SegmentSumMember<T>& m, int64_t begin, int64_t end) {
+  const IdsReader<Id> ids(m.ids);
+  const int64_t dim = m.dim;
+  std::fill_n(m.out + begin * dim, (end - begin) * dim, T(0));
+  for (int64_t i = 0; i < m.ids.size; ++i) {
+    const int64_t row = ids[i];
+    if (row < begin || row >= end) continue;
+    T* const out = m.out + row * dim;
+    if (m.part_count == 1) {
+      const T* const in = m.parts[0] + i * dim;
+      for (int64_t k = 0; k < dim; ++k) out[k] += in[k];
+      continue;
+    }
+    for (int64_t k = 0; k < dim; ++k) {
+      T sum = m.parts[0][i * dim + k];
+      for (int64_t p = 1; p < m.part_count; ++p) {
+        sum += m.parts[p][i * dim + k];
+      }
+      out[k] += sum;
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+BadId PackedSegmentSum(const SegmentSumMember<T>* members, int64_t count,
+                       const ParallelFor& parallel_for) {
+  struct Task {
+    int64_t member, begin, end;
+  };
+  std::vector<Task> tasks;
+  int64_t work = 0;
+  BadId bad;
+  for (int64_t m = 0; m < count; ++m) {
+    const SegmentSumMember<T>& member = members[m];
+    const int64_t at = member.ids.is_int64
+                           ? FirstBad<int64_t>(member.ids, member.rows)
+                           : FirstBad<int32_t>(member.ids, member.rows);
+    if (at >= 0) {
+      bad.member = m;
+      bad.position = at;
+      bad.value = member.ids.is_int64 ? IdsReader<int64_t>(member.ids)[at]
+                                      : IdsReader<int32_t>(member.ids)[at];
+      return bad;
+    }
+    if (member.rows == 0) continue;
+    const int64_t elements = member.rows * member.dim;
+    const int64_t cuts = std::clamp<int64_t>(elements / kTask, 1,
+                                             std::min(kMaxTasks, member.rows));
+    for (int64_t c = 0; c < cuts; ++c) {
+      tasks.push_back(
+          {m, member.rows * c / cuts, member.rows * (c + 1) / cuts});
+    }
+    work += elements / 4 +
+            member.ids.size * (member.dim * member.part_count + cuts);
+  }
+  if (tasks.empty()) return bad;
+  parallel_for(tasks.size(), work / tasks.size() + 1,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t t = begin; t < end; ++t) {
+                   const Task& task = tasks[t];
+                   const SegmentSumMember<T>& m = members[task.member];
+                   if (m.ids.is_int64) {
+                     SumRows<T, int64_t>(m, task.begin, task.end);
+                   } else {
+                     SumRows<T, int32_t>(m, task.begin, task.end);
+                   }
+                 }
+               });
+  return bad;
+}
+
+#define INSTANTIATE(T)                                                    \
+  template BadId PackedSegmentSum<T>(const SegmentSumMember<T>*, int64_t, \
+                                     const ParallelFor&)
+INSTANTIATE(float);
+INSTANTIATE(double);
+INSTANTIATE(Eigen::half);
+INSTANTIATE(Eigen::bfloat16);
+#undef INSTANTIATE
+
+}  // namespace picasso

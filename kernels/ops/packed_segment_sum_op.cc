@@ -1,0 +1,114 @@
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/core/segment_sum.h"
+#include "kernels/ops/pack_common.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace picasso {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::PartialTensorShape;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+namespace errors = tensorflow::errors;
+
+// See register_apply_ops.cc for the op's contract.
+template <typename T>
+class PackedSegmentSumOp : public OpKernel {
+ public:
+  explicit PackedSegmentSumOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string pack;
+    int data = 0;
+    std::vector<tensorflow::DataType> id_types;
+    std::vector<PartialTensorShape> shapes;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &members_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("D", &data));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tids", &id_types));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members_, &shapes));
+    OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", members_, &member_parts_));
+    OP_REQUIRES_OK(ctx, layout_.Init(ctx, members_, id_types.size()));
+    parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
+    OP_REQUIRES_OK(ctx, GetList(ctx, "data_index", parts_, &data_index_));
+    for (int m = 0; m < members_; ++m) {
+      TensorShape shape;
+      OP_REQUIRES(ctx, shapes[m].AsTensorShape(&shape) && shape.dims() > 0,
+                  errors::InvalidArgument("Member ", m, " has the shape ",
+                                          shapes[m].DebugString(), "."));
+      shapes_.push_back(shape);
+      OP_REQUIRES(ctx, member_parts_[m] > 0 && layout_.source(m) >= 0,
+                  errors::InvalidArgument("Member ", m, " has no input."));
+    }
+    for (int index : data_index_) {
+      OP_REQUIRES(ctx, index >= 0 && index < data,
+                  errors::InvalidArgument("No data tensor ", index, "."));
+    }
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
+    counters_ = CountersOf(pack);
+    ++counters_->created;
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList data;
+    OP_REQUIRES_OK(ctx, ctx->input_list("data", &data));
+    std::vector<SegmentSumMember<T>> members(members_);
+    std::vector<const T*> parts(parts_);
+    for (int m = 0, p = 0; m < members_; ++m) {
+      SegmentSumMember<T>& member = members[m];
+      OP_REQUIRES_OK(ctx, layout_.View(ctx, data.size(), m, &member.ids));
+      member.rows = shapes_[m].dim_size(0);
+      member.dim = 1;
+      for (int d = 1; d < shapes_[m].dims(); ++d) {
+        member.dim *= shapes_[m].dim_size(d);
+      }
+      member.parts = parts.data() + p;
+      member.part_count = member_parts_[m];
+      for (int q = 0; q < member_parts_[m]; ++q, ++p) {
+        const Tensor& part = data[data_index_[p]];
+        OP_REQUIRES(
+            ctx, part.NumElements() == member.ids.size * member.dim,
+            errors::InvalidArgument("data.shape = ", part.shape().DebugString(),
+                                    " does not hold ", member.ids.size,
+                                    " rows of ", member.dim, " values"));
+        parts[p] = part.flat<T>().data();
+      }
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(m, shapes_[m], &out));
+      member.out = out->flat<T>().data();
+    }
+    const BadId bad =
+        PackedSegmentSum<T>(members.data(), members_, PoolOf(ctx));
+    OP_REQUIRES(ctx, !bad.found(),
+                errors::InvalidArgument(
+                    "segment_ids[", bad.position, "] = ", bad.value,
+                    " is out of range [0, ",
+                    members[std::max<int64_t>(bad.member, 0)].rows, ")"));
+    ++counters_->executed;
+  }
+
+ private:
+  int members_ = 0;
+  int parts_ = 0;
+  std::vector<TensorShape> shapes_;
+  std::vector<int> member_parts_;
+  std::vector<int> data_index_;
+  IdsLayout layout_;
+  PackCounters* counters_ = nullptr;
+};
+
+#define REGISTER(T)                                           \
+  REGISTER_KERNEL_BUILDER(Name("PicassoPackedSegmentSum")     \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T"),        \
+                          PackedSegmentSumOp<T>)
+REGISTER(float);
+REGISTER(double);
+REGISTER(Eigen::half);
+REGISTER(Eigen::bfloat16);
+#undef REGISTER
+
+}  // namespace picasso

@@ -1,0 +1,112 @@
+"""Sums of gradient rows by id, by which TensorFlow makes gradients dense."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tensorflow.python.framework import dtypes
+
+from picasso_tf.fragments.apply_ops import APPLY_OPS
+from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.graph import GraphView, Node, Shape, Tensor
+
+_TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
+_ID_TYPES = frozenset({dtypes.int32, dtypes.int64})
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentSum:
+    """One UnsortedSegmentSum and what is in front of it.
+
+    Attributes:
+      node: the op.
+      dtype: of the rows.
+      shape: of the result.
+      parts: tensors whose sum, from the left, holds the rows; read flat.
+      ids: one id per row.
+      controls: names of nodes that it waits for.
+    """
+
+    node: Node
+    dtype: dtypes.DType
+    shape: Shape
+    parts: tuple[Tensor, ...]
+    ids: Ids
+    controls: tuple[str, ...]
+
+
+def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
+    """The sum, or the reason why it is left alone; "": it makes nothing dense, as
+    the sums that optimizers put in front of sparse updates."""
+    dtype, ids_dtype = node.attr("T"), node.attr("Tindices")
+    if dtype not in _TYPES or ids_dtype not in _ID_TYPES:
+        return "a segment sum of another type"
+    if "GPU" in node.device.upper():
+        return "the sum is on a GPU, and packed sums have no GPU kernel yet"
+    rows = view.constant_int(node.inputs[2])
+    if rows is None:
+        return ""
+    shape = _shape(view, node, rows)
+    if shape is None:
+        return "a segment sum of unknown shape"
+    controls = list(node.controls)
+    data = _before_reshapes(view, node, node.inputs[0], controls)
+    ids = find_ids(view, node.inputs[1], ids_dtype, node.device, flat=True)
+    parts: tuple[Tensor, ...] = (data,)
+    added = view.producer(data)
+    if (
+        added is not None
+        and added.op == "AddN"
+        and not added.controls
+        and _alone(view, node, added)
+    ):
+        parts = added.inputs
+    return SegmentSum(node, dtype, shape, parts, ids, tuple(controls))
+
+
+def _alone(view: GraphView, reader: Node, node: Node) -> bool:
+    """Whether one tensor of a node is read once, and nothing else is made of it."""
+    return (
+        node.device == reader.device
+        and node.name not in view.preserve
+        and len(view.consumers((node.name, 0))) == 1
+        and not view.control_consumers(node.name)
+    )
+
+
+def _before_reshapes(
+    view: GraphView, reader: Node, tensor: Tensor, controls: list[str]
+) -> Tensor:
+    """The tensor before Reshapes. What these wait for goes to `controls`, if they
+    are there for the reader alone; else such a Reshape stays."""
+    while True:
+        node = view.producer(tensor)
+        if node is None or node.op != "Reshape":
+            return tensor
+        if view.movable(tensor, reader.device) is None:
+            if not _alone(view, reader, node):
+                return tensor
+            controls.extend(node.controls)
+        tensor = node.inputs[0]
+
+
+def _shape(view: GraphView, node: Node, rows: int) -> Shape | None:
+    """The shape of the result, where it is known."""
+    data, ids = view.shape(node.inputs[0]), view.shape(node.inputs[1])
+    added = view.producer(node.inputs[0])
+    if added is not None and added.op == "AddN":
+        # All its inputs have one shape.
+        shapes = map(view.shape, added.inputs)
+        data = next((s for s in shapes if s is not None), None)
+    if data is not None and ids is not None and None not in data[len(ids) :]:
+        return (rows, *data[len(ids) :])
+    for reader, _ in view.consumers((node.name, 0)):
+        shape = None
+        if reader.op == "AddN":
+            known = [view.shape(tensor) for tensor in reader.inputs]
+            shape = next((s for s in known if s is not None and None not in s), None)
+        elif reader.op in APPLY_OPS:
+            shape = view.table(reader.inputs[0]).shape
+        if shape is not None and None not in shape and shape[:1] == (rows,):
+            return shape
+    return None

@@ -1,0 +1,309 @@
+"""K-Packing: equal small kernels that prepare ids become one op.
+
+What is packed is data: `KINDS`. Each kind says how one member is found
+(fragments/kernels.py) and how the members' own attributes are written down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import tensor_util
+
+from picasso_tf.edits import Edits
+from picasso_tf.fragments import kernels
+from picasso_tf.fragments.kernels import Kernel
+from picasso_tf.graph import GraphView, Node, Tensor
+from picasso_tf.passes.base import Pass, PassResult, add_pack, group
+from picasso_tf.report import Pack
+
+# Levels are found again so often at most, once members without equals are known.
+_ROUNDS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Small kernels that one op can do.
+
+    Attributes:
+      name: in reports and in the names of packs.
+      anchors: op types at which a member is looked for.
+      match: a member; a reason why it is left alone; None: something else.
+      op: the packed op. It has attributes N, `pack`, what members agree in, and
+        what `attrs` gives; N inputs and outputs for each list of the members'.
+      attrs: the attributes that hold each member's own values.
+    """
+
+    name: str
+    anchors: tuple[str, ...]
+    match: Callable[[GraphView, Node], Kernel | str | None]
+    op: str
+    attrs: Callable[[Sequence[Kernel]], dict[str, Any]]
+
+
+def _lists(*names: str):
+    """One list attribute per value that members have."""
+
+    def attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+        columns = zip(*(member.each for member in members), strict=True)
+        return dict(zip(names, map(list, columns), strict=True))
+
+    return attrs
+
+
+def _sparse_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    ignore, expand, expanded = map(list, zip(*(m.each for m in members), strict=True))
+    dtype = dict(members[0].agree)["T"]
+    tensor = tensor_util.make_tensor_proto(ignore, dtype, [len(ignore)])
+    return {
+        "ignore": attr_value_pb2.AttrValue(tensor=tensor),
+        "expand": expand,
+        "expanded": expanded,
+    }
+
+
+def _hash_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    return {
+        "num_buckets": [member.each[0] for member in members],
+        "key": [word for member in members for word in member.each[1]],
+    }
+
+
+def _bucketize_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    return {
+        "boundaries": [value for member in members for value in member.each[0]],
+        "lengths": [len(member.each[0]) for member in members],
+    }
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        "to_sparse",
+        ("Where",),
+        kernels.match_to_sparse,
+        "PicassoPackedDenseToSparse",
+        _sparse_attrs,
+    ),
+    Kind(
+        "hash",
+        ("StringToHashBucketFast", "StringToHashBucketStrong"),
+        kernels.match_hash,
+        "PicassoPackedHashBucket",
+        _hash_attrs,
+    ),
+    Kind(
+        "bucketize",
+        ("Bucketize",),
+        kernels.match_bucketize,
+        "PicassoPackedBucketize",
+        _bucketize_attrs,
+    ),
+    Kind(
+        "range_check",
+        ("SelectV2",),
+        kernels.match_range_check,
+        "PicassoPackedRangeCheck",
+        _lists("low", "high", "otherwise"),
+    ),
+    Kind(
+        "table_find",
+        ("LookupTableFindV2",),
+        kernels.match_find,
+        "PicassoPackedTableFind",
+        _lists("oov_buckets"),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackKernels(Pass):
+    """Replaces small kernels by one op per kind.
+
+    Members agree in level, device, frame, guard, and in what their kind asks
+    for. Kernels that do the same to the same tensor are one member.
+    """
+
+    name: ClassVar[str] = "pack_kernels"
+    triggers: ClassVar[tuple[str, ...]] = tuple(
+        op for kind in KINDS for op in kind.anchors
+    )
+
+    def run(self, view: GraphView) -> PassResult:
+        result = PassResult()
+        found = self._find(view, result)
+        groups = _grouped(view, found, result)
+        packer = _Packer(view)
+        for _, members in sorted(groups, key=lambda item: item[0]):
+            kind = members[0][0]
+            pack = packer.pack(kind, [kernel for _, kernel in members])
+            if pack is not None:
+                result.packs.append(pack)
+                continue
+            for entry in members:
+                _skip_lone(entry, result)
+        result.apply(packer.edits)
+        return result
+
+    def _find(self, view: GraphView, result: PassResult) -> list[tuple[Kind, Kernel]]:
+        kind_of = {op: kind for kind in KINDS for op in kind.anchors}
+        found = []
+        for node in view.nodes.values():
+            kind = kind_of.get(node.op)
+            if kind is None or node.name in view.feeds or not view.serves(node.name):
+                continue
+            kernel = kind.match(view, node)
+            if kernel is None:
+                continue
+            if isinstance(kernel, str):
+                result.skip(node, kernel)
+            elif self.options.excludes(node.name):
+                result.skip(node, "excluded by Options.exclude")
+            elif "GPU" in node.device.upper():
+                result.skip(node, "on a GPU")
+            elif not _keeps_guard(view, kernel):
+                result.skip(node, "its input comes from another branch")
+            else:
+                found.append((kind, kernel))
+        absorbed = {name for _, kernel in found for name in kernel.absorbed}
+        return [entry for entry in found if entry[1].node.name not in absorbed]
+
+
+def _skip_lone(entry: tuple[Kind, Kernel], result: PassResult) -> None:
+    kind, kernel = entry
+    result.skip(kernel.node, f"no other {kind.name} of its type, device and level")
+
+
+def _grouped(view: GraphView, found: list[tuple[Kind, Kernel]], result: PassResult):
+    """Members by what they agree in, with their level; see `group`."""
+    for round_ in itertools.count():
+        try:
+            levels = _levels(view, [kernel for _, kernel in found])
+        except ValueError:
+            # Control edges can forbid to compute at once what is not one node.
+            for _, kernel in found:
+                if len(kernel.replaced) > 1:
+                    result.skip(kernel.node, "packed as a whole, it closes a cycle")
+            found = [entry for entry in found if len(entry[1].replaced) == 1]
+            continue
+        groups = group(
+            view,
+            levels,
+            found,
+            lambda entry: entry[1].node,
+            lambda entry: (entry[0].name, entry[1].agree),
+        )
+        lone = {}
+        for level, members in groups:
+            if len(members) == 1:
+                kind = KINDS.index(members[0][0])
+                lone.setdefault((level, kind), []).append(members[0])
+        if not lone or round_ == _ROUNDS:
+            return groups
+        # The first stay as they are, and no longer keep apart what reads them.
+        lone = lone[min(lone)]
+        for entry in lone:
+            _skip_lone(entry, result)
+        alone = {kernel.node.name for _, kernel in lone}
+        found = [entry for entry in found if entry[1].node.name not in alone]
+
+
+def _keeps_guard(view: GraphView, kernel: Kernel) -> bool:
+    """Whether the pack is dead just when the replaced nodes were."""
+    guards = [view.edge_guard(tensor) for tensor in kernel.inputs]
+    guards += [view.guard(name) for name in kernel.controls]
+    guard = frozenset().union(*guards)
+    return all(view.guard(node.name) == guard for node in kernel.replaced)
+
+
+def _levels(view: GraphView, members: Sequence[Kernel]) -> dict[str, int]:
+    """As `GraphView.levels`, with all that a member replaces as one anchor.
+
+    Each node that a member replaces is put behind all that the member reads and
+    waits for; if that leaves the graph without a cycle, so does the packing.
+
+    Raises:
+      ValueError: it does not.
+    """
+    before: dict[str, list[str]] = {}
+    for member in members:
+        names = [tensor[0] for tensor in member.inputs if tensor[0] in view.nodes]
+        names += sorted(name for name in member.controls if name in view.nodes)
+        before.update({node.name: names for node in member.replaced})
+    levels: dict[str, int] = {}
+    for node in view.order_with(before):
+        anchored = before.get(node.name)
+        sources = view.sources(node) if anchored is None else anchored
+        level = max((levels[name] for name in sources), default=0)
+        levels[node.name] = level + (anchored is not None)
+    return levels
+
+
+class _Packer:
+    """Makes packs, lowest level first, so that equal members are seen as equal
+    although they read what a pack before them has merged."""
+
+    def __init__(self, view: GraphView):
+        self.edits = Edits(view)
+        self._view = view
+        self._provided: dict[Tensor, Tensor] = {}
+
+    def pack(self, kind: Kind, found: Sequence[Kernel]) -> Pack | None:
+        """None: fewer than two that differ."""
+        distinct: dict[Any, list[Kernel]] = {}
+        for kernel in found:
+            key = (tuple(map(self._identity, kernel.inputs)), kernel.each)
+            distinct.setdefault(key, []).append(kernel)
+        if len(distinct) < 2:
+            return None
+        members = [equal[0] for equal in distinct.values()]
+        inputs = [
+            self._provided.get(tensor, tensor)
+            for tensors in zip(*(m.inputs for m in members), strict=True)
+            for tensor in tensors
+        ]
+        replaced = {node.name for kernel in found for node in kernel.replaced}
+        name = add_pack(
+            self.edits,
+            f"picasso_packed_{kind.name}",
+            kind.op,
+            inputs,
+            device=found[0].node.device,
+            controls=frozenset().union(*(k.controls for k in found)) - replaced,
+            N=len(members),
+            **dict(members[0].agree),
+            **kind.attrs(members),
+        )
+        for position, equal in enumerate(distinct.values()):
+            for kernel in equal:
+                for index, tensors in enumerate(kernel.outputs):
+                    for tensor in tensors:
+                        self._provide(tensor, (name, index * len(members) + position))
+        for node_name in sorted(replaced, key=lambda n: self._view.nodes[n].index):
+            self.edits.remove(node_name, waits_for=name)
+        return Pack(
+            name,
+            kind.name,
+            tuple(kernel.node.name for kernel in found),
+            0,
+            0,
+            f"{len(members)} of them distinct" if len(members) < len(found) else "",
+        )
+
+    def _provide(self, tensor: Tensor, by: Tensor) -> None:
+        # The shape of one tensor may belong to several members: they are equal.
+        if tensor not in self._provided:
+            self._provided[tensor] = by
+            self.edits.replace_tensor(tensor, by)
+
+    def _identity(self, tensor: Tensor):
+        """Equal for tensors that hold the same: a constant is its value."""
+        tensor = self._provided.get(tensor, tensor)
+        node = self._view.producer(tensor)
+        if node is None or node.op != "Const" or node.name in self._view.preserve:
+            return tensor
+        value = self._view.constant(tensor)
+        return (value.dtype.str, value.shape, repr(value.tolist()))
