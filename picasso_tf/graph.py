@@ -409,7 +409,7 @@ class GraphView:
         for name, node in self.nodes.items():
             unit = unit_of.get(name, name)
             waiting.setdefault(unit, 0)
-            for source in self._sources(node):
+            for source in self.sources(node):
                 before = unit_of.get(source, source)
                 if before != unit:
                     followers.setdefault(before, []).append(unit)

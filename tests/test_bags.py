@@ -515,6 +515,53 @@ def test_another_quotient_stays():
     assert "SegmentSum" not in report.ops_after
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_max_norm(weighted):
+    """Clipped rows are pooled by TensorFlow; they are looked up together."""
+
+    def build():
+        rows, feed = [], {}
+        form = Form(weighted=weighted, safe=False, dim=4)
+        for k in range(2):
+            table = make_rows(form, f"t{k}", k)
+            bag = make_bag(form, table)
+            rows.append(
+                tf.nn.safe_embedding_lookup_sparse(
+                    table, bag.ids, bag.weights, max_norm=0.5
+                )
+            )
+            feed |= form.feed(bag, np.random.default_rng(k), [3, 1, 9])
+        loss = loss_of(rows)
+        update = tf1.train.AdagradOptimizer(0.1).minimize(loss)
+        return [*rows, loss, update], [feed] * 2
+
+    report = check(case_of(build))
+    assert "ResourceGather" not in report.ops_after
+    assert any("max_norm" in reason for reason in report.reasons())
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["forward", "trained"])
+@pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
+def test_values_of_tables(safe, trained):
+    """Pooled from a table's value: ids are not made unique, nor is it read whole."""
+
+    def build():
+        bags = []
+        for k, combiner in enumerate(COMBINERS):
+            form = Form(combiner, dim=(4, 33, 1)[k], safe=safe)
+            bags.append(make_bag(form, make_rows(form, f"t{k}", k).read_value()))
+        feeds = feeds_of(bags, some_lengths(safe))
+        if trained:
+            return train(bags, tf1.train.GradientDescentOptimizer(0.1)), feeds
+        return [bag.rows for bag in bags], feeds
+
+    report = check(case_of(build))
+    assert sum(map(len, packed_nodes(report, "lookup"))) == 3
+    assert "SparseSegmentMean" not in report.ops_after
+    if not trained:
+        assert "ReadVariableOp" not in report.ops_after
+
+
 # -- errors --------------------------------------------------------------------
 
 

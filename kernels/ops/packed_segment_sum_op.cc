@@ -59,7 +59,8 @@ class PackedSegmentSumOp : public OpKernel {
     std::vector<const T*> parts(parts_);
     for (int m = 0, p = 0; m < members_; ++m) {
       SegmentSumMember<T>& member = members[m];
-      OP_REQUIRES_OK(ctx, layout_.View(ctx, data.size(), m, &member.ids));
+      OP_REQUIRES_OK(
+          ctx, layout_.View(ctx, data.size(), m, /*rows=*/0, &member.ids));
       member.rows = shapes_[m].dim_size(0);
       member.dim = 1;
       for (int d = 1; d < shapes_[m].dims(); ++d) {

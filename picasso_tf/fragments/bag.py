@@ -393,7 +393,7 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     rows, positions, segments = node.inputs[:3]
     gather = view.movable(view.skip(rows, FORWARDING), device, held=True)
     if gather is None or gather.op != "ResourceGather":
-        return None
+        return MAX_NORM if are_clipped(view, rows) else None
     unique = view.movable(positions, device)
     if unique is None or unique.op != "Unique" or positions[1] != 1:
         return "the rows that it pools are not those of unique ids"
@@ -407,6 +407,25 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     results, interior, zero, full = find_results(view, node, bags)
     combiner = POOL_OPS[node.op]
     return Bag(node, gather, shapes, combiner, bags, zero, full, results, interior)
+
+
+MAX_NORM = (
+    "max_norm clips its rows before they are pooled, by arithmetic that TensorFlow's "
+    "optimizers may reorder"
+)
+
+
+def are_clipped(view: GraphView, rows: Tensor) -> bool:
+    """Whether rows of a variable were clipped to a norm: rows * norm / max(l2, norm),
+    as the lookups' max_norm has it."""
+    clip = view.producer(view.skip(rows, FORWARDING))
+    if clip is None or clip.op != "RealDiv":
+        return False
+    scaled, norm = (view.producer(edge) for edge in clip.inputs)
+    if scaled is None or norm is None or (scaled.op, norm.op) != ("Mul", "Maximum"):
+        return False
+    gather = view.producer(view.skip(scaled.inputs[0], FORWARDING))
+    return gather is not None and gather.op == "ResourceGather"
 
 
 def row_shapes(

@@ -17,9 +17,11 @@ import itertools
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import (
+    MAX_NORM,
     Bag,
     BagGrad,
     Weights,
+    are_clipped,
     find_bag_ids,
     find_results,
     row_shapes,
@@ -72,6 +74,8 @@ def match_weighted_bag(view: GraphView, node: Node) -> Bag | str | None:
         rows = view.skip(gathered.inputs[0], FORWARDING)
         gather = view.movable(rows, device, held=True)
         if gather is None or gather.op != "ResourceGather":
+            if are_clipped(view, rows):
+                return MAX_NORM
             continue
         return _bag(view, node, mul, product, cast, gathered, gather)
     return None

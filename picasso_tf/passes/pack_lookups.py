@@ -18,6 +18,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
+    LOOKUP_ALONE,
     LOOKUP_OPS,
     POOLED_OPS,
     Lookup,
@@ -97,7 +98,7 @@ class PackLookups(Pass):
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + POOLED_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
@@ -141,9 +142,11 @@ class PackLookups(Pass):
             if matched is None:
                 continue
             if not isinstance(matched, str):
-                matched = self._reason_against(view, matched) or matched
+                reason = self._reason_against(view, matched)
+                if reason is not None:
+                    matched = reason if matched.read else LOOKUP_ALONE + reason
             if isinstance(matched, str):
-                result.skip(node, f"its lookup alone may be packed: {matched}")
+                result.skip(node, matched)
             else:
                 lookups.append(matched)
                 pooled[matched.gather.name] = node.name
