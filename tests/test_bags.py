@@ -431,27 +431,23 @@ def test_feeds_in_the_middle(port, weighted):
     check(case_of(build))
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+@pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_an_update_that_stays(weighted):
-    """An optimizer with one table alone: nothing to pack its update with. Its
-    gradient goes on reading what it read."""
+def test_a_gradient_that_stays(weighted, rank, joined):
+    """Of one table, the gradient is made dense: it goes on reading what it read."""
 
     def build():
-        forms = [Form(weighted=weighted, combiner=c) for c in COMBINERS]
+        forms = [Form(weighted=weighted, combiner=c, rank=rank) for c in COMBINERS]
         bags = make_bags(forms)
-        loss = loss_of([bag.rows for bag in bags])
-        variable = tf1.global_variables()[:1]
-        update = tf1.train.AdagradOptimizer(0.1).minimize(loss, var_list=variable)
-        return [loss, update], feeds_of(bags, some_lengths(True))
+        *rows, loss, _ = train(bags, joined=joined)
+        table = tf1.global_variables()[0]
+        update = table.assign_sub(tf.convert_to_tensor(tf.gradients(loss, table)[0]))
+        return [*rows, loss, update.op], feeds_of(bags, some_lengths(True))
 
     report = check(case_of(build))
-    assert "ResourceSparseApplyAdagrad" in report.ops_after
+    assert "AssignSubVariableOp" in report.ops_after
     assert sum(map(len, packed_nodes(report, "lookup"))) == 3
-    if not weighted:
-        return
-    # The gradient that tf.gradients writes for the weights reads the rows.
-    reasons = [reason for reason in report.reasons() if "gradient of the w" in reason]
-    assert len(reasons) == 1
 
 
 def test_weights_with_a_gradient():
@@ -602,9 +598,11 @@ def test_bad_ids(bad, safe, weighted):
     stock, ours = errors_of(
         build_with(form, [[0, 0], [0, 1], [1, 0], [1, 1]], ids, [2, 2])
     )
-    text = re.search(r"indices\[\d+\] = -?\d+ is not in \[0, \d+\)", stock).group()
-    assert text in ours
-    assert f"= {bad} is not in [0, {ROWS})" in text
+    text = f"= {bad} is not in [0, {ROWS})"
+    found = re.search(rf"indices\[\d+\] {re.escape(text)}", ours)
+    assert found, ours
+    # TensorFlow's optimizers may have a pooling op read the table itself.
+    assert found.group() in stock or f"== {bad} out of range [0, {ROWS})" in stock
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

@@ -8,10 +8,6 @@
 #include "kernels/ops/pack_common.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
-// The macros moved there.
-#if __has_include("tensorflow/core/public/release_version.h")
-#include "tensorflow/core/public/release_version.h"
-#endif
 #include "tensorflow/core/public/version.h"
 
 namespace picasso {
@@ -27,9 +23,14 @@ using tensorflow::TensorShapeUtils;
 namespace errors = tensorflow::errors;
 
 // How SparseSegment*Grad sums half types: seen to be in float in
-// TensorFlow 2.21, and in the type itself in 2.15.
+// TensorFlow 2.21, and in the type itself in 2.15. Later headers than the
+// latter's do not tell the minor version.
+#ifdef TF_MINOR_VERSION
 constexpr bool kSparseSegmentGradInType =
     TF_MAJOR_VERSION == 2 && TF_MINOR_VERSION <= 15;
+#else
+constexpr bool kSparseSegmentGradInType = false;
+#endif
 
 // See register_ops.cc for the op's contract.
 template <typename T>

@@ -499,10 +499,10 @@ def _find_zeroed(view, pooled: Tensor, empty: Tensor, device: str):
             continue
         if zeros.inputs[0] != pooled or not is_tiled(view, select.inputs[0], empty):
             continue
-        interior = {select.name, zeros.name}
-        tile = view.producer(select.inputs[0])
+        interior = {select.name}
+        # A gradient that stays goes on reading the zeros and the condition.
         for reader, _ in view.consumers(pooled):
-            if reader.op == "Shape" and _leads_to(view, reader, tile):
+            if reader.op in ("Shape", "ZerosLike") and _leads_to(view, reader, select):
                 interior.add(reader.name)
         # Others may read what leads there, but then for its shape alone.
         allowed = {"Shape", "ZerosLike", "Select"}
@@ -526,7 +526,7 @@ def is_tiled(view: GraphView, condition: Tensor, empty: Tensor) -> bool:
 
 
 def _leads_to(view: GraphView, shape: Node, target: Node | None) -> bool:
-    """Whether a Shape is read on the way to `target` alone."""
+    """Whether a Shape, or the like, is read on the way to `target` alone."""
     pending = [shape]
     for node in pending:  # grows while it is walked
         readers = view.consumers((node.name, 0))
