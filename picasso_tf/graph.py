@@ -55,6 +55,20 @@ class Node:
     def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
         return self._def.attr.get(key)
 
+    def kind(self) -> tuple:
+        """Op, device and attributes, without what guides placing and tracing. Nodes
+        of equal kind, if without effects, give the same for the same tensors."""
+        attrs = self._def.attr.items()
+        return (
+            self.op,
+            self.device,
+            tuple(
+                (key, value.SerializeToString(deterministic=True))
+                for key, value in sorted(attrs)
+                if key not in ("_class", "_has_manual_control_dependencies")
+            ),
+        )
+
     def __repr__(self):
         return f"Node({self.op} {self.name!r})"
 

@@ -17,7 +17,7 @@ from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
 from picasso_tf.graph import prune, with_effects
 from picasso_tf.options import Options
-from picasso_tf.passes import PASSES, PASSES_AFTER
+from picasso_tf.passes import PASSES, PASSES_AFTER, triggers_of
 from picasso_tf.report import Report
 from picasso_tf.rewrite import rewrite_nodes
 
@@ -79,10 +79,7 @@ def install() -> None:
     library = ops.native()
     library.PicassoInstall.argtypes = [_CALLBACK, ctypes.c_char_p, ctypes.c_char_p]
     library.PicassoReply.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
-    triggers = (
-        "\n".join(sorted({op for pass_type in passes for op in pass_type.triggers}))
-        for passes in _PHASES
-    )
+    triggers = ("\n".join(sorted(triggers_of(passes))) for passes in _PHASES)
     library.PicassoInstall(_callback, *(ops_.encode() for ops_ in triggers))
 
 
@@ -173,15 +170,16 @@ def _rewrite_item(
     _keep_report(outcome.report, phase, run)
     if outcome.nodes is None:
         return None
-    # TensorFlow runs what it knows by name: one name per pack has to stay.
+    # TensorFlow runs what it knows by name: one name per target has to stay.
     stand_ins = {}
-    for name, pack in outcome.moved.items():
-        stand_ins.setdefault(pack, name)
-    for pack, name in stand_ins.items():
-        device = next(node.device for node in outcome.nodes if node.name == pack)
+    for name, target in outcome.moved.items():
+        if target not in keep:
+            stand_ins.setdefault(target, name)
+    for target, name in stand_ins.items():
+        device = next(node.device for node in outcome.nodes if node.name == target)
         outcome.nodes.append(
             node_def_pb2.NodeDef(
-                name=name, op="NoOp", input=["^" + pack], device=device
+                name=name, op="NoOp", input=["^" + target], device=device
             )
         )
     return outcome.nodes
@@ -198,7 +196,7 @@ def _keep_report(report: Report, phase: int, run: int) -> None:
     with _lock:
         if any(known is report for known in _reports):
             return
-        if report.packs or report.skipped or report.failures:
+        if report.packs or report.skipped or report.failures or report.merged:
             _reports.append(report)
 
 

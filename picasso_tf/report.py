@@ -48,6 +48,8 @@ class Report:
       skipped: nodes that were recognised and left alone, with the reason.
       ops_before, ops_after: nodes by op type, of those that run. Where something
         was packed behind TensorFlow's own optimizers, these ran in between.
+      merged: nodes that went because an equal one does their work: reads of one
+        variable, and what is computed from them.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -57,6 +59,7 @@ class Report:
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     ops_before: dict[str, int] = dataclasses.field(default_factory=dict)
     ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
+    merged: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     # Counters when the report was made: an equal pack of another graph has them too.
@@ -84,9 +87,10 @@ class Report:
         self.packs.extend(later.packs)
         self.skipped.extend(later.skipped)
         self.failures.extend(later.failures)
+        self.merged += later.merged
         self.seconds += later.seconds
         self._counts_before.update(later._counts_before)
-        if later.changed:
+        if later.changed or later.merged:
             self.ops_after = later.ops_after
 
     def was_dropped(self) -> bool:
@@ -126,6 +130,8 @@ class Report:
             lines.append(f"  packed {_contents(pack)}; {runs}")
         if not self.packs:
             lines.append("  packed nothing")
+        if self.merged:
+            lines.append(f"  merged {self.merged} repeated reads and what they led to")
         for reason, nodes in self.reasons().items():
             shown = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
             lines.append(f"  left alone {len(nodes)}: {reason} ({shown})")
@@ -158,6 +164,7 @@ def merge(graph: str, reports: list[Report]) -> Report:
         merged.packs.extend(report.packs)
         merged.skipped.extend(report.skipped)
         merged.failures.extend(report.failures)
+        merged.merged += report.merged
         merged.seconds += report.seconds
         merged._counts_before.update(report._counts_before)
         before.update(report.ops_before)

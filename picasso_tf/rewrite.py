@@ -16,7 +16,7 @@ from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
 from picasso_tf.graph import GraphView, prune
 from picasso_tf.options import Options
-from picasso_tf.passes import PASSES, Pass
+from picasso_tf.passes import PASSES, Pass, triggers_of
 from picasso_tf.report import Report, merge
 
 _warned: set[str] = set()
@@ -85,7 +85,7 @@ def rewrite_library(library, options: Options) -> list[Report]:
         ):
             continue
         body = FunctionBody(function, library)
-        triggers = {op for pass_type in PASSES for op in pass_type.triggers}
+        triggers = triggers_of(PASSES)
         if not any(node.op in triggers for node in function.node_def):
             continue
         outcome = rewrite_nodes(
@@ -133,10 +133,12 @@ def rewrite_nodes(
     collecting = gc.isenabled()
     gc.disable()
     try:
+        if {node.op for node in nodes}.isdisjoint(triggers_of(passes)):
+            passes = ()
         for pass_type in passes:
             current = nodes if result.nodes is None else result.nodes
             triggers = frozenset(pass_type.triggers)
-            if not any(node.op in triggers for node in current):
+            if triggers and not any(node.op in triggers for node in current):
                 continue
             try:
                 done = pass_type(options).run(GraphView(current, **view_args))
@@ -148,9 +150,11 @@ def rewrite_nodes(
                 continue
             report.packs.extend(done.packs)
             report.skipped.extend(done.skipped)
+            report.merged += done.merged
             if done.nodes is not None:
                 result.nodes = done.nodes
-                result.moved |= done.moved
+                moved = {n: done.moved.get(to, to) for n, to in result.moved.items()}
+                result.moved = moved | done.moved
     finally:
         if collecting:
             gc.enable()

@@ -1411,10 +1411,6 @@ def test_function_called_in_a_graph():
     assert seen.packs("lookup") or seen.reasons()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a session inlines the function behind the passes, and nothing reports it",
-)
 @pytest.mark.parametrize("columns", [True, False])
 def test_function_that_nothing_else_uses(columns):
     """TensorFlow puts the function's body in place of the call, and only then

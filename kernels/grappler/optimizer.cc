@@ -8,11 +8,14 @@
 // picasso_tf/grappler.py had to overwrite.
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "tensorflow/core/framework/function.pb.h"
 #include "tensorflow/core/framework/graph.pb.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/grappler/clusters/cluster.h"
 #include "tensorflow/core/grappler/grappler_item.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
@@ -55,6 +58,19 @@ constexpr int kPhases = 2;
 std::set<std::string>* TriggerOps(int phase) {
   static auto* ops = new std::set<std::string>[kPhases];
   return &ops[phase];
+}
+
+// Ops whose functions TensorFlow's function optimizer inlines or lowers.
+const std::set<std::string>& FunctionalOps() {
+  static const auto* ops = new std::set<std::string>{"PartitionedCall",
+                                                     "StatefulPartitionedCall",
+                                                     "If",
+                                                     "StatelessIf",
+                                                     "Case",
+                                                     "StatelessCase",
+                                                     "While",
+                                                     "StatelessWhile"};
+  return *ops;
 }
 
 void SplitInto(const std::string& names, std::set<std::string>* split) {
@@ -107,6 +123,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     static std::atomic<int64_t> runs{0};
     const int64_t run = ++runs;
     GrapplerItem rewritten(item);
+    TF_RETURN_IF_ERROR(InlineCalls(cluster, &rewritten));
     TF_RETURN_IF_ERROR(Rewrite(0, run, &rewritten));
     if (!user_config_.disable_meta_optimizer()) {
       GraphDef graph;
@@ -139,6 +156,120 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     config->set_fail_on_optimizer_errors(
         user_config_.fail_on_optimizer_errors());
     config->set_disable_meta_optimizer(false);
+  }
+
+  // Puts bodies in place of calls, as TensorFlow's function optimizer would do
+  // behind the first phase, if there is anything to rewrite in them: calls in
+  // the graph of a session hide it. Calls that it leaves are left here too:
+  // what is optimized apart may round in another way.
+  Status InlineCalls(Cluster* cluster, GrapplerItem* item) const {
+    const auto& options = config_proto_.graph_options().rewrite_options();
+    const auto& chosen = user_config_.optimizers();
+    const bool function_optimizer_runs =
+        !user_config_.disable_meta_optimizer() &&
+        options.function_optimization() != RewriterConfig::OFF &&
+        (chosen.empty() ||
+         std::find(chosen.begin(), chosen.end(), "function") != chosen.end());
+    if (!function_optimizer_runs || !CallsHideTrigger(item->graph)) {
+      return tensorflow::OkStatus();
+    }
+    DropUnreached(item);
+    GrapplerItem inlining(*item);
+    inlining.optimization_options().optimize_function_library = false;
+    ConfigProto config = config_proto_;
+    auto* only = config.mutable_graph_options()->mutable_rewrite_options();
+    only->Clear();
+    only->add_optimizers("function");
+    only->set_function_optimization(options.function_optimization());
+    only->set_meta_optimizer_iterations(RewriterConfig::ONE);
+    only->set_min_graph_nodes(-1);
+    GraphDef inlined;
+    TF_RETURN_IF_ERROR(tensorflow::grappler::RunMetaOptimizer(
+        std::move(inlining), config, /*cpu_device=*/nullptr, cluster,
+        &inlined));
+    item->graph.Swap(&inlined);
+    return tensorflow::OkStatus();
+  }
+
+  // Drops nodes that TensorFlow's pruner would drop in front of the function
+  // optimizer, which asks what waits for a call.
+  static void DropUnreached(GrapplerItem* item) {
+    if (item->fetch.empty()) return;
+    std::map<std::string, const tensorflow::NodeDef*> nodes;
+    std::vector<std::string> pending;
+    for (const auto& name : item->NodesToPreserve()) {
+      pending.push_back(NodeName(name));
+    }
+    const bool may_drop_stateful =
+        item->optimization_options().allow_pruning_stateful_and_dataset_ops;
+    for (const auto& node : item->graph.node()) {
+      nodes[node.name()] = &node;
+      const tensorflow::OpDef* op = nullptr;
+      if (!may_drop_stateful && (!tensorflow::OpRegistry::Global()
+                                      ->LookUpOpDef(node.op(), &op)
+                                      .ok() ||
+                                 op->is_stateful())) {
+        pending.push_back(node.name());
+      }
+    }
+    std::set<std::string> reached;
+    while (!pending.empty()) {
+      const auto found = nodes.find(pending.back());
+      pending.pop_back();
+      if (found == nodes.end() || !reached.insert(found->first).second) {
+        continue;
+      }
+      for (const auto& input : found->second->input()) {
+        pending.push_back(NodeName(input[0] == '^' ? input.substr(1) : input));
+      }
+    }
+    GraphDef kept;
+    for (auto& node : *item->graph.mutable_node()) {
+      if (reached.count(node.name()) > 0) kept.add_node()->Swap(&node);
+    }
+    item->graph.mutable_node()->Swap(kept.mutable_node());
+  }
+
+  // Whether a function that is called, through others too, and that may be
+  // inlined holds an op that a pass of the first phase may rewrite.
+  static bool CallsHideTrigger(const GraphDef& graph) {
+    if (graph.library().function().empty()) return false;
+    std::map<std::string, const tensorflow::FunctionDef*> functions;
+    for (const auto& function : graph.library().function()) {
+      functions[function.signature().name()] = &function;
+    }
+    std::vector<const tensorflow::FunctionDef*> pending;
+    const auto call = [&](const std::string& name) {
+      const auto found = functions.find(name);
+      if (found == functions.end()) return;
+      const auto& attrs = found->second->attr();
+      for (const char* stays : {"_noinline", "_XlaMustCompile"}) {
+        const auto attr = attrs.find(stays);
+        if (attr != attrs.end() && attr->second.b()) return;
+      }
+      pending.push_back(found->second);
+      functions.erase(found);
+    };
+    const auto follow = [&](const tensorflow::NodeDef& node) {
+      call(node.op());
+      if (FunctionalOps().count(node.op()) == 0) return;
+      for (const auto& attr : node.attr()) {
+        call(attr.second.func().name());
+        for (const auto& function : attr.second.list().func()) {
+          call(function.name());
+        }
+      }
+    };
+    for (const auto& node : graph.node()) follow(node);
+    while (!pending.empty()) {
+      const auto* function = pending.back();
+      pending.pop_back();
+      for (const auto& node : function->node_def()) {
+        if (TriggerOps(0)->count(node.op()) > 0) return true;
+        follow(node);
+      }
+    }
+    return false;
   }
 
   Status Rewrite(int phase, int64_t run, GrapplerItem* item) const {

@@ -23,14 +23,9 @@ using tensorflow::TensorShapeUtils;
 namespace errors = tensorflow::errors;
 
 // How SparseSegment*Grad sums half types: seen to be in float in
-// TensorFlow 2.21, and in the type itself in 2.15. Later headers than the
-// latter's do not tell the minor version.
-#ifdef TF_MINOR_VERSION
-constexpr bool kSparseSegmentGradInType =
-    TF_MAJOR_VERSION == 2 && TF_MINOR_VERSION <= 15;
-#else
-constexpr bool kSparseSegmentGradInType = false;
-#endif
+// TensorFlow 2.21, and in the type itself in 2.15. The headers of 2.21 do not
+// say which version they are of; 1645 is the last of 2.15's development.
+constexpr bool kSparseSegmentGradInType = TF_GRAPH_DEF_VERSION <= 1645;
 
 // See register_ops.cc for the op's contract.
 template <typename T>

@@ -1,6 +1,9 @@
 """The passes, in the order in which they run."""
 
+from collections.abc import Iterable
+
 from picasso_tf.passes.base import Pass, PassResult
+from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_kernels import PackKernels
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
@@ -15,6 +18,18 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
-PASSES_AFTER: tuple[type[Pass], ...] = (PackSegmentSums, PackL2Losses, PackDense)
+# Merging last: what only one chain of an update reads, its pack computes by itself.
+PASSES_AFTER: tuple[type[Pass], ...] = (
+    PackSegmentSums,
+    PackL2Losses,
+    PackDense,
+    MergeReads,
+)
 
-__all__ = ["PASSES", "PASSES_AFTER", "Pass", "PassResult"]
+
+def triggers_of(passes: Iterable[type[Pass]]) -> frozenset[str]:
+    """Op types without which none of the passes has anything to do."""
+    return frozenset(op for pass_type in passes for op in pass_type.triggers)
+
+
+__all__ = ["PASSES", "PASSES_AFTER", "Pass", "PassResult", "triggers_of"]

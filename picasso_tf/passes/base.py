@@ -33,12 +33,14 @@ class PassResult:
       moved: nodes that had to run, and what runs in their place.
       packs: the packed ops.
       skipped: what was left alone, and why.
+      merged: number of nodes of which an equal one does the work.
     """
 
     nodes: list[node_def_pb2.NodeDef] | None = None
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
     packs: list[Pack] = dataclasses.field(default_factory=list)
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    merged: int = 0
 
     def apply(self, edits: Edits) -> None:
         if edits:
@@ -56,7 +58,8 @@ class Pass:
     Attributes:
       options: what the user chose.
       name: used in warnings and reports.
-      triggers: op types without which the pass has nothing to do.
+      triggers: op types without which the pass has nothing to do; none: it runs
+        where another pass has something to do.
     """
 
     options: Options
