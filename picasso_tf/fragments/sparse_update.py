@@ -54,6 +54,12 @@ RULES = {
     ),
 }
 UPDATE_OPS = tuple(RULES)
+# What gives IndexedSlices their ids; those that pool rows of a table's value have a
+# gradient that does.
+_VECTORS_OF_IDS = (
+    *("Reshape", "Unique", "ConcatV2", "SparseSegmentSumGradV2"),
+    *("SparseSegmentMeanGradV2", "SparseSegmentSqrtNGradV2"),
+)
 FLAGS = ("update_slots", "use_nesterov", "multiply_linear_by_lr", "use_locking")
 _TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 
@@ -191,7 +197,7 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         return len(values_shape) > 0
     # If and its like pass on what they are given through Switch.
     producer = view.producer(view.skip(ids, FORWARDING | {"Switch"}))
-    return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
+    return producer is not None and producer.op in _VECTORS_OF_IDS
 
 
 def _match_sum(
