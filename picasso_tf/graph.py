@@ -650,7 +650,12 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:]
-        if op in ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"):
+        if op in (
+            "SparseSegmentSum",
+            "SparseSegmentMean",
+            "SparseSegmentSqrtN",
+            "SegmentSum",
+        ):
             rows = self.shape(first)
             return None if rows is None else (None, *rows[1:])
         if op == "Unique":
@@ -680,7 +685,17 @@ class GraphView:
             shape = self.shape(first if op != "Split" else node.inputs[1])
             return None if shape is None else self._resized(node, shape)
         if op in _ELEMENTWISE:
-            return _broadcast([self.shape(operand) for operand in node.inputs])
+            shape = _broadcast([self.shape(operand) for operand in node.inputs])
+            return self._times_column(node) if shape is None else shape
+        return None
+
+    def _times_column(self, node: Node) -> Shape | None:
+        """Of a matrix times or by a column, if all else is not known."""
+        if node.op in ("Mul", "DivNoNan"):
+            for rows, column in (node.inputs, node.inputs[::-1]):
+                shape = self.shape(rows)
+                if shape is not None and len(shape) == 2 and is_column(self, column):
+                    return (None, shape[1])
         return None
 
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
@@ -835,6 +850,65 @@ def keeps_order(view: GraphView, node: Node) -> bool:
     return shape is not None and all(
         -len(shape) <= axis < len(shape) and shape[axis] == 1 for axis in axes
     )
+
+
+def column_of(view: GraphView, reshape: Node) -> Tensor | None:
+    """The vector of which a Reshape makes a column, [n, 1]."""
+    if reshape.op != "Reshape":
+        return None
+    shape = view.constant_ints(reshape.inputs[1])
+    if shape is not None:
+        return reshape.inputs[0] if len(shape) == 2 and shape[1] == 1 else None
+    concat = view.producer(reshape.inputs[1])
+    if concat is None or concat.op != "ConcatV2" or len(concat.inputs) != 3:
+        return None
+    length = view.producer(concat.inputs[0])
+    if length is None or length.op != "Shape":
+        return None
+    vector = view.skip(reshape.inputs[0], FORWARDING)
+    if view.skip(length.inputs[0], FORWARDING) != vector:
+        return None
+    return reshape.inputs[0] if _is_a_one(view, concat.inputs[1]) else None
+
+
+def ones_of(view: GraphView, reshape: Node) -> Tensor | None:
+    """What makes the result of such a Reshape a column, unless it is constant."""
+    concat = view.producer(reshape.inputs[1])
+    if concat is None or concat.op != "ConcatV2":
+        return None
+    return None if view.constant(concat.inputs[1]) is not None else concat.inputs[1]
+
+
+def is_column(view: GraphView, tensor: Tensor) -> bool:
+    """Whether a tensor is such a column, or sums or powers of its elements."""
+    node = view.producer(view.skip(tensor, FORWARDING))
+    while node is not None and node.op in ("Sqrt", "SegmentSum", "Pow", "Square"):
+        node = view.producer(view.skip(node.inputs[0], FORWARDING))
+    return node is not None and column_of(view, node) is not None
+
+
+def _is_a_one(view: GraphView, tensor: Tensor) -> bool:
+    """Whether a tensor is [1], be it by way of ones([rank of a matrix - 1])."""
+    known = view.constant_ints(tensor)
+    if known is not None:
+        return known == [1]
+    fill = view.producer(tensor)
+    if fill is None or fill.op != "Fill" or view.constant_int(fill.inputs[1]) != 1:
+        return False
+    known = view.constant_ints(fill.inputs[0])
+    if known is not None:
+        return known == [1]
+    length = view.producer(fill.inputs[0])
+    if length is None or length.op != "ExpandDims":
+        return False
+    known = view.constant_int(length.inputs[0])
+    if known is not None:
+        return known == 1
+    sub = view.producer(length.inputs[0])
+    if sub is None or sub.op != "Sub":
+        return False
+    rank, one = (view.constant_int(edge) for edge in sub.inputs)
+    return rank == 2 and one == 1
 
 
 def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:

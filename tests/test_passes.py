@@ -17,6 +17,8 @@ ATTRS = (
     "output_members", "output_chunk_dims", "output_stack", "shape_members",
     "rule", "sum_duplicates", "hyper_index", "scale_index", "negate",
     "member_parts", "grad_source", "grad_chunk_dims", "grad_begin", "grad_size",
+    "bag_combiner", "bag_rows", "bag_shape", "bag_weights", "bag_prune",
+    "bag_prune_weights", "bag_zero_filled", "bag_full_shape", "bag_ones",
 )  # fmt: skip
 
 

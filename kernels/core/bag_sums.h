@@ -27,11 +27,26 @@ inline void AddScaled(S* sum, const T* row, S scale, int64_t dim) {
   for (; i < dim; ++i) sum[i] = sum[i] + static_cast<S>(row[i]) * scale;
 }
 
-// The same of a weighted bag: (row / divisor) * scale, rounded twice.
-template <typename T, typename S>
-inline void AddDivided(S* sum, const T* row, S divisor, S scale, int64_t dim) {
+// The same of a weighted bag: row * weight or (row / divisor) * weight. Half
+// types are multiplied in float, but summed in their own type.
+template <typename T>
+inline void AddWeighted(T* sum, const T* row, Sum<T> weight, int64_t dim) {
+  if constexpr (std::is_same_v<T, Sum<T>>) {
+    AddScaled<T, T>(sum, row, weight, dim);
+  } else {
+    for (int64_t i = 0; i < dim; ++i) {
+      const auto product = static_cast<Sum<T>>(row[i]) * weight;
+      sum[i] = sum[i] + static_cast<T>(product);
+    }
+  }
+}
+
+template <typename T>
+inline void AddDivided(T* sum, const T* row, Sum<T> divisor, Sum<T> weight,
+                       int64_t dim) {
   for (int64_t i = 0; i < dim; ++i) {
-    sum[i] = sum[i] + DivNoNan(static_cast<S>(row[i]), divisor) * scale;
+    const auto quotient = DivNoNan(static_cast<Sum<T>>(row[i]), divisor);
+    sum[i] = sum[i] + static_cast<T>(quotient * weight);
   }
 }
 
@@ -62,8 +77,9 @@ class BagSums {
         chunk += part.stride;
       }
     }
-    if (std::is_same_v<T, Sum<T>> ||
-        (part.sums_in_type && part.weights == nullptr)) {
+    if (part.weights != nullptr) {
+      SumUpWeighted(part, m.dim);
+    } else if (std::is_same_v<T, Sum<T>> || part.sums_in_type) {
       SumUp(part, m.dim, &rows_);
     } else {
       SumUp(part, m.dim, &wide_);
@@ -85,11 +101,10 @@ class BagSums {
     int64_t position;  // in the plan
   };
 
-  template <typename S>
-  void SumUp(const UpdatePart<T>& part, int64_t dim, std::vector<S>* sums) {
-    const int64_t* offsets = part.plan->offsets();
-    const auto* weights = part.weights;
-    const bool divided = weights != nullptr && weights->divisors() != nullptr;
+  // Calls add(entry, sum of its id) for all entries whose gradient is not zero:
+  // zero more changes nothing.
+  template <typename S, typename Add>
+  void ForEach(int64_t dim, std::vector<S>* sums, const Add& add) {
     sums->assign(unique_.ids().size() * dim, S(0));
     const int64_t count = entries_.size();
     for (int64_t e = 0; e < count; ++e) {
@@ -97,20 +112,31 @@ class BagSums {
         PrefetchRow(entries_[e + kPrefetchDistance].grad, 0, dim);
       }
       const Entry& entry = entries_[e];
-      if (entry.grad == nullptr) continue;  // zero more changes nothing
-      S* const sum = sums->data() + entry.unique * dim;
-      const int64_t b = entry.bag;
-      const S scale = static_cast<S>(
-          weights != nullptr
-              ? weights->weights()[entry.position]
-              : GradScale(part.combiner, offsets[b + 1] - offsets[b]));
-      if (divided) {
-        const S divisor = static_cast<S>(weights->divisors()[b]);
-        AddDivided<T, S>(sum, entry.grad, divisor, scale, dim);
-      } else {
-        AddScaled<T, S>(sum, entry.grad, scale, dim);
-      }
+      if (entry.grad != nullptr) add(entry, sums->data() + entry.unique * dim);
     }
+  }
+
+  template <typename S>
+  void SumUp(const UpdatePart<T>& part, int64_t dim, std::vector<S>* sums) {
+    const int64_t* offsets = part.plan->offsets();
+    ForEach(dim, sums, [&](const Entry& entry, S* sum) {
+      const int64_t count = offsets[entry.bag + 1] - offsets[entry.bag];
+      const S scale = static_cast<S>(GradScale(part.combiner, count));
+      AddScaled<T, S>(sum, entry.grad, scale, dim);
+    });
+  }
+
+  void SumUpWeighted(const UpdatePart<T>& part, int64_t dim) {
+    const Sum<T>* weights = part.weights->weights();
+    const Sum<T>* divisors = part.weights->divisors();
+    ForEach(dim, &rows_, [&](const Entry& entry, T* sum) {
+      const Sum<T> weight = weights[entry.position];
+      if (divisors == nullptr) {
+        AddWeighted<T>(sum, entry.grad, weight, dim);
+      } else {
+        AddDivided<T>(sum, entry.grad, divisors[entry.bag], weight, dim);
+      }
+    });
   }
 
   UniqueIds unique_;

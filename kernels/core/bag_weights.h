@@ -18,7 +18,8 @@ using Sum = std::conditional_t<std::is_same_v<T, Eigen::half> ||
                                float, T>;
 
 // The sum of `count` rows of `dim` values as SegmentSum computes it: the very
-// expression, since Eigen decides the order.
+// expression, since Eigen decides the order. (It takes another one where it
+// does not know the axis when compiled.)
 template <typename S>
 void SegmentSum(const S* rows, int64_t count, int64_t dim, S* to) {
   using Matrix = Eigen::TensorMap<Eigen::Tensor<const S, 2, Eigen::RowMajor>>;
@@ -29,7 +30,7 @@ void SegmentSum(const S* rows, int64_t count, int64_t dim, S* to) {
     return;
   }
   const Matrix in(rows, count, dim);
-  Eigen::array<int, 1> axis{0};
+  const Eigen::IndexList<Eigen::type2index<0>> axis;
   out = in.reduce(axis, Eigen::internal::SumReducer<S>());
 }
 

@@ -72,6 +72,7 @@ REGISTER_OP("PicassoPackedSegmentSum")
     .Attr("ids_begin: list(int)")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
+    .Attr("ids_mode: list(int) = []")
     .Attr("pack: string")
     .SetShapeFn([](InferenceContext* c) -> Status {
       std::vector<PartialTensorShape> shapes;

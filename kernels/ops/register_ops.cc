@@ -1,4 +1,5 @@
 // The packed ops and their shape functions.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -66,10 +67,17 @@ Status LookupShape(InferenceContext* c, int table, int ids_input, int width,
 }
 
 // Shape of pooled rows. dense_shape: the input with the shape of the
-// SparseTensor, -1 if there is none.
-Status BagShape(InferenceContext* c, int dense_shape, bool full,
-                const PartialTensorShape& declared, int table,
+// SparseTensor, -1 if there is none. `ones`: the input by which TensorFlow
+// learns that weights are a column, -1 if nobody waits for that: what it cannot
+// tell yet may not be known here either, or its optimizers take other ways.
+Status BagShape(InferenceContext* c, int dense_shape, int weights, int ones,
+                bool full, const PartialTensorShape& declared, int table,
                 ShapeHandle* shape) {
+  if (ones >= 0 && (c->input_tensor(ones) == nullptr ||
+                    (dense_shape < 0 && !c->RankKnown(c->input(weights))))) {
+    *shape = c->UnknownShape();
+    return tensorflow::OkStatus();
+  }
   TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(declared, shape));
   if (dense_shape < 0) return tensorflow::OkStatus();
   ShapeHandle sparse, leading, row;
@@ -86,10 +94,18 @@ Status BagShape(InferenceContext* c, int dense_shape, bool full,
   return c->Merge(leading, *shape, shape);
 }
 
-Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
+Status JoinShapes(InferenceContext* c, std::vector<ShapeHandle> members,
                   int chunk_dims, bool stack, ShapeHandle* joined) {
   *joined = members[0];
   if (members.size() == 1 && !stack) return tensorflow::OkStatus();
+  // As tf.concat does: all have the rank that is known of one.
+  for (const ShapeHandle& known : members) {
+    if (!c->RankKnown(known)) continue;
+    for (ShapeHandle& shape : members) {
+      if (!c->RankKnown(shape)) shape = c->UnknownShapeOfRank(c->Rank(known));
+    }
+    break;
+  }
   for (const ShapeHandle& shape : members) {
     if (!c->RankKnown(shape) || c->Rank(shape) < chunk_dims) {
       *joined = c->UnknownShape();
@@ -104,7 +120,7 @@ Status JoinShapes(InferenceContext* c, const std::vector<ShapeHandle>& members,
       TF_RETURN_IF_ERROR(c->Add(size, c->Dim(shape, axis), &size));
     }
   }
-  // As tf.concat does: what is known of one is known of all.
+  // And what is known of one of them is known of all.
   ShapeHandle before, after;
   const int behind = stack ? axis : axis + 1;
   TF_RETURN_IF_ERROR(c->Subshape(members[0], 0, axis, &before));
@@ -124,7 +140,8 @@ Status LookupShapes(InferenceContext* c) {
   int tables = 0, outputs = 0;
   std::vector<tensorflow::DataType> id_types;
   std::vector<int> member_table, ids_source, ids_width, output_members;
-  std::vector<int> chunk_dims, shape_members, bag_rows, bag_shape;
+  std::vector<int> chunk_dims, shape_members;
+  std::vector<int> bag_rows, bag_shape, bag_weights, bag_ones;
   std::vector<bool> bag_full_shape;
   std::vector<tensorflow::DataType> sparse_types;
   std::vector<bool> stack;
@@ -142,6 +159,8 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_shape", &bag_shape));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_weights", &bag_weights));
+  TF_RETURN_IF_ERROR(c->GetAttr("bag_ones", &bag_ones));
   TF_RETURN_IF_ERROR(c->GetAttr("bag_full_shape", &bag_full_shape));
   TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
   TF_RETURN_IF_ERROR(c->GetAttr("shape_as", &shape_as));
@@ -150,7 +169,8 @@ Status LookupShapes(InferenceContext* c) {
       ids_width.size() != count ||
       (!bag_rows.empty() &&
        (bag_rows.size() != count || bag_shape.size() != count ||
-        bag_full_shape.size() != count)) ||
+        bag_weights.size() != count || bag_full_shape.size() != count)) ||
+      (!bag_ones.empty() && bag_ones.size() != bag_rows.size()) ||
       static_cast<int>(output_members.size()) != outputs ||
       static_cast<int>(chunk_dims.size()) != outputs ||
       static_cast<int>(stack.size()) != outputs) {
@@ -179,12 +199,17 @@ Status LookupShapes(InferenceContext* c) {
         continue;
       }
       const int first_sparse = tables + id_types.size();
-      const int sizes = bag_shape[i] < 0 ? -1 : first_sparse + bag_shape[i];
-      if (sizes >= first_dense) {
+      const auto sparse = [&](int at) {
+        return at < 0 ? -1 : first_sparse + at;
+      };
+      const int sizes = sparse(bag_shape[i]), weights = sparse(bag_weights[i]);
+      const int ones = bag_ones.empty() ? -1 : sparse(bag_ones[i]);
+      if (std::max({sizes, weights, ones}) >= first_dense ||
+          (ones >= 0 && weights < 0)) {
         return errors::InvalidArgument("Member ", i, " has no input.");
       }
-      TF_RETURN_IF_ERROR(BagShape(c, sizes, bag_full_shape[i], member_shape[i],
-                                  t, &shapes[i]));
+      TF_RETURN_IF_ERROR(BagShape(c, sizes, weights, ones, bag_full_shape[i],
+                                  member_shape[i], t, &shapes[i]));
     }
   }
   size_t next = 0;
@@ -305,7 +330,7 @@ Status UpdateShapes(InferenceContext* c) {
 //              end with the last id. bag_prune(_weights): ids below zero
 //              (weights not above zero) do not count. bag_full_shape: the
 //              result has the shape's leading dimensions, else the bags are one
-//              dimension.
+//              dimension. bag_ones is looked at by the shape function alone.
 //
 //   partition_*: of members whose table is in parts, by the rules of
 //              tf.nn.embedding_lookup: strategy "mod" or "div" ("": one table),
@@ -353,6 +378,7 @@ REGISTER_OP("PicassoPackedLookup")
     .Attr("bag_default_id: list(int) = []")
     .Attr("bag_zero_filled: list(bool) = []")
     .Attr("bag_full_shape: list(bool) = []")
+    .Attr("bag_ones: list(int) = []")
     .Attr("partition_strategy: list(string) = []")
     .Attr("partition_parts: list(int) = []")
     .Attr("partition_rows: list(int) = []")

@@ -26,10 +26,17 @@ POOL_GRAD_OPS = {f"{op}Grad": combiner for op, combiner in POOL_OPS.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of the ids: `tensor` holds one for each id of the source."""
+    """Weights of the ids.
+
+    Attributes:
+      tensor: holds one for each id of the source.
+      ones: [1], by which TensorFlow learns that rows times weights are a matrix;
+        None: it knows.
+    """
 
     tensor: Tensor
     dtype: dtypes.DType
+    ones: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,8 @@ class BagIds:
             yield self.shape
         if self.weights is not None:
             yield self.weights.tensor
+            if self.weights.ones is not None:
+                yield self.weights.ones
 
 
 def find_bag_ids(
@@ -77,23 +86,21 @@ def find_bag_ids(
     segments: Tensor,
     index_type: dtypes.DType,
     device: str,
-    weights: Tensor | None = None,
-    weights_type: dtypes.DType | None = None,
+    weights: Weights | None = None,
 ) -> BagIds:
     """The bags behind ids and their segment ids, as far up as they show.
 
     `weights` are those of `ids`, as they come to the pooling.
     """
-    weighted = None if weights is None else Weights(weights, weights_type)
     indices = _indices_of(view, segments, device)
     if indices is None:
         rows_type = _type_of(view, segments) or dtypes.int64
         found = find_ids(view, ids, index_type, device, flat=True)
-        return BagIds(found, segments, rows_type, weights=weighted)
-    filled = _match_filled(view, ids, indices, device, weighted)
+        return BagIds(found, segments, rows_type, weights=weights)
+    filled = _match_filled(view, ids, indices, device, weights)
     if filled is None:
         found = find_ids(view, ids, index_type, device, flat=True)
-        return BagIds(found, indices, dtypes.int64, weights=weighted)
+        return BagIds(found, indices, dtypes.int64, weights=weights)
     ids, fields = filled
     found = find_ids(view, ids, index_type, device, flat=True)
     return BagIds(found, rows_dtype=dtypes.int64, **fields)
@@ -181,7 +188,7 @@ def _match_filled(
         "prune_weights": prune_weights,
         "default_id": default,
         "empty": empty,
-        "weights": weights and Weights(weights, weighted.dtype),
+        "weights": weights and dataclasses.replace(weighted, tensor=weights),
         "rank": 2,
     }
     reshape = view.movable(indices, device)
@@ -356,10 +363,11 @@ class Bag:
     """The pooling behind a lookup.
 
     Attributes:
+      node: the op whose output is the pooled rows.
       gather: the ResourceGather of the unique ids, or, of a variable in parts,
         the stitch of what its parts gather.
-      unique: the unique ids.
-      row_shapes: Shapes of what it gathers.
+      row_shapes: Shapes of rows that are not pooled yet, each with a vector of
+        as many elements as there are such rows.
       combiner: "sum", "mean" or "sqrtn".
       bags: which ids are pooled.
       zero_filled: filled bags become zero.
@@ -369,9 +377,9 @@ class Bag:
       interior: nodes that only lead from one result to the next.
     """
 
+    node: Node
     gather: Node
-    unique: Tensor
-    row_shapes: tuple[Node, ...]
+    row_shapes: tuple[tuple[Node, Tensor], ...]
     combiner: str
     bags: BagIds
     zero_filled: bool
@@ -395,7 +403,7 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
             return stitched
         gather = stitched.node
     elif gather is None or gather.op != "ResourceGather":
-        return None
+        return MAX_NORM if are_clipped(view, rows) else None
     unique = view.movable(positions, device)
     if unique is None or unique.op != "Unique" or positions[1] != 1:
         return "the rows that it pools are not those of unique ids"
@@ -406,16 +414,14 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     )
     if looked_up != (unique.name, 0):
         return "the ids that it pools are not those that are looked up"
-    row_shapes = _shapes_of_rows(view, (gather.name, 0), node, reshape)
-    if row_shapes is None:
+    shapes = row_shapes(view, (gather.name, 0), node, looked_up, reshape)
+    if shapes is None:
         return "the rows that it pools are read by others too"
     index_type = unique.attr("T")
     bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
-    results, interior, zero, full = _results(view, node, bags)
+    results, interior, zero, full = find_results(view, node, bags)
     combiner = POOL_OPS[node.op]
-    return Bag(
-        gather, looked_up, row_shapes, combiner, bags, zero, full, results, interior
-    )
+    return Bag(node, gather, shapes, combiner, bags, zero, full, results, interior)
 
 
 def _stitched_behind(
@@ -438,21 +444,45 @@ def _stitched_behind(
     return stitched
 
 
-def _shapes_of_rows(
-    view: GraphView, rows: Tensor, pool: Node, reshape: str | None = None
-) -> tuple[Node, ...] | None:
-    """The Shapes that read the rows of unique ids besides the pooling op; None if
-    others do, too. `reshape` is passed: it changes nothing."""
+MAX_NORM = (
+    "max_norm clips its rows before they are pooled, by arithmetic that TensorFlow's "
+    "optimizers may reorder"
+)
+
+
+def are_clipped(view: GraphView, rows: Tensor) -> bool:
+    """Whether rows of a variable were clipped to a norm: rows * norm / max(l2, norm),
+    as the lookups' max_norm has it."""
+    clip = view.producer(view.skip(rows, FORWARDING))
+    if clip is None or clip.op != "RealDiv":
+        return False
+    scaled, norm = (view.producer(edge) for edge in clip.inputs)
+    if scaled is None or norm is None or (scaled.op, norm.op) != ("Mul", "Maximum"):
+        return False
+    gather = view.producer(view.skip(scaled.inputs[0], FORWARDING))
+    return gather is not None and gather.op == "ResourceGather"
+
+
+def row_shapes(
+    view: GraphView,
+    rows: Tensor,
+    pool: Node,
+    counted: Tensor,
+    reshape: str | None = None,
+) -> tuple[tuple[Node, Tensor], ...] | None:
+    """The Shapes that read rows besides `pool`, each with `counted`, which has as
+    many elements as there are rows; None if others read them, too. `reshape` names
+    a node that is passed: it changes nothing."""
     if rows[0] in view.preserve:
         return None
-    shapes: list[Node] = []
+    shapes: list[tuple[Node, Tensor]] = []
     for reader, _ in view.consumers(rows):
         if reader.name == pool.name:
             continue
-        if reader.op == "Shape" and reader.attr("out_type") != dtypes.int64:
-            shapes.append(reader)
+        if reader.op == "Shape":
+            shapes.append((reader, counted))
         elif reader.op in FORWARDING or reader.name == reshape:
-            inner = _shapes_of_rows(view, (reader.name, 0), pool, reshape)
+            inner = row_shapes(view, (reader.name, 0), pool, counted, reshape)
             if inner is None:
                 return None
             shapes.extend(inner)
@@ -461,19 +491,23 @@ def _shapes_of_rows(
     return tuple(shapes)
 
 
-def _results(view: GraphView, node: Node, bags: BagIds):
+def find_results(
+    view: GraphView, node: Node, bags: BagIds, before: tuple[Tensor, ...] = ()
+):
     """(results, interior nodes, zero_filled, full_shape): what follows a pooling
-    op in safe_embedding_lookup_sparse."""
+    op in safe_embedding_lookup_sparse. `before` are results that lead to it."""
     pooled = (node.name, 0)
-    nothing = (pooled,), frozenset(), False, False
+    first = frozenset({node.name}) if before else frozenset()
+    nothing = (*before, pooled), first, False, False
     if bags.empty is None or node.name in view.preserve:
         return nothing
     zeroed = _find_zeroed(view, pooled, bags.empty, node.device)
     if zeroed is None:
-        results, interior, zero = [pooled], frozenset(), False
+        results, interior, zero = [*before, pooled], first, False
     else:
         select, interior = zeroed
-        results, zero = [pooled, (select.name, 0)], True
+        interior |= first
+        results, zero = [*before, pooled, (select.name, 0)], True
     if bags.rank != 2 and not all(
         _read_inside(view, tensor, interior) for tensor in results[:-1]
     ):
@@ -505,10 +539,10 @@ def _find_zeroed(view, pooled: Tensor, empty: Tensor, device: str):
             continue
         if zeros.inputs[0] != pooled or not is_tiled(view, select.inputs[0], empty):
             continue
-        interior = {select.name, zeros.name}
-        tile = view.producer(select.inputs[0])
+        interior = {select.name}
+        # A gradient that stays goes on reading the zeros and the condition.
         for reader, _ in view.consumers(pooled):
-            if reader.op == "Shape" and _leads_to(view, reader, tile):
+            if reader.op in ("Shape", "ZerosLike") and _leads_to(view, reader, select):
                 interior.add(reader.name)
         # Others may read what leads there, but then for its shape alone.
         allowed = {"Shape", "ZerosLike", "Select"}
@@ -532,7 +566,7 @@ def is_tiled(view: GraphView, condition: Tensor, empty: Tensor) -> bool:
 
 
 def _leads_to(view: GraphView, shape: Node, target: Node | None) -> bool:
-    """Whether a Shape is read on the way to `target` alone."""
+    """Whether a Shape, or the like, is read on the way to `target` alone."""
     pending = [shape]
     for node in pending:  # grows while it is walked
         readers = view.consumers((node.name, 0))
@@ -586,19 +620,21 @@ class BagGrad:
     Attributes:
       combiner, bags: see Bag.
       grad: the gradient of the pooled rows.
+      barriers: names of nodes that held back what led from there to the rows.
     """
 
     combiner: str
     bags: BagIds
     grad: Tensor
+    barriers: tuple[str, ...] = ()
 
 
 def match_bag_grad(
     view: GraphView, values: Tensor, ids: Tensor, index_type, device: str
 ) -> BagGrad | None:
     """The pooled gradient behind the rows `values` of unique `ids`."""
-    node = view.movable(_unshaped(view, values, device), device)
-    unique_ids = _unshaped(view, ids, device)
+    node = view.movable(unshaped(view, values, device), device)
+    unique_ids = unshaped(view, ids, device)
     unique = view.movable(unique_ids, device)
     if node is None or node.op not in POOL_GRAD_OPS:
         return None
@@ -611,7 +647,7 @@ def match_bag_grad(
     return BagGrad(POOL_GRAD_OPS[node.op], bags, grad)
 
 
-def _unshaped(view: GraphView, tensor: Tensor, device: str) -> Tensor:
+def unshaped(view: GraphView, tensor: Tensor, device: str) -> Tensor:
     """The tensor before what only renames its dimensions."""
     while True:
         node = view.movable(tensor, device)

@@ -11,15 +11,24 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.fragments.bag import POOL_OPS, Bag, match_bag
+from picasso_tf.fragments.bag import (
+    POOL_OPS,
+    Bag,
+    find_bag_ids,
+    find_results,
+    match_bag,
+)
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
 from picasso_tf.fragments.value_read import ValueRead, match_read
+from picasso_tf.fragments.weighted_bag import WEIGHTED_POOL_OPS, match_weighted_bag
 from picasso_tf.graph import GraphView, Node, Table, Tensor
 
 LOOKUP_OPS = ("ResourceGather", "GatherV2")
-POOLED_OPS = tuple(POOL_OPS)
+POOLED_OPS = (*POOL_OPS, *WEIGHTED_POOL_OPS)
 ROW_TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+LOOKUP_ALONE = "its lookup alone may be packed: "
+_NO_VECTORS = "the shape of the variable's rows is not known, or not a vector"
 _HALF_TYPES = (dtypes.half, dtypes.bfloat16)
 
 
@@ -85,23 +94,59 @@ class Lookup:
 def match_pooled(view: GraphView, node: Node) -> Lookup | str | None:
     """The lookup whose rows a pooling op pools, or why the two are not packed as
     one; None: it pools no variable's rows."""
-    found = match_bag(view, node)
-    if found is None or isinstance(found, str):
-        return found
+    read = match_read(view, node) if node.op in POOL_OPS else None
+    if isinstance(read, str):
+        return read
+    if read is not None:
+        return _match_pooled_value(view, node, read)
+    match = match_bag if node.op in POOL_OPS else match_weighted_bag
+    found = match(view, node)
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return LOOKUP_ALONE + found
     matches = match_parts if found.gather.op in STITCH_OPS else match_lookup
     lookup = matches(view, found.gather)
     if lookup is None or isinstance(lookup, str):
         return lookup
-    table = lookup.table.shape
-    if table is None or len(table) != 2 or table[1] is None:
-        return "the shape of the variable's rows is not known, or not a vector"
+    if not _has_vectors(lookup.table):
+        return LOOKUP_ALONE + _NO_VECTORS
     return dataclasses.replace(
         lookup,
-        node=node,
+        node=found.node,
         ids=found.bags.ids,
         bag=found,
-        controls=(*lookup.controls, *node.controls),
+        controls=(*lookup.controls, *node.controls, *found.node.controls),
     )
+
+
+def _match_pooled_value(view: GraphView, node: Node, read: ValueRead) -> Lookup | str:
+    """The lookup of a pooling op that reads a variable's value itself, at ids that
+    may come repeatedly."""
+    dtype = node.attr("T")
+    if dtype not in ROW_TYPES:
+        return f"rows are {dtype.name}, not of a floating-point type"
+    if read.cast is not None:
+        return "its table is cast to a half type before rows of it are pooled"
+    if "GPU" in node.device.upper():
+        return "the lookup is on a GPU, and packed lookups have no GPU kernel yet"
+    table = view.table(read.handle)
+    if not _has_vectors(table):
+        return _NO_VECTORS
+    ids, segments = node.inputs[1:3]
+    index_type = node.attr("Tidx", dtypes.int32)
+    bags = find_bag_ids(view, ids, segments, index_type, node.device)
+    results, interior, zero, full = find_results(view, node, bags)
+    bag = Bag(node, node, (), POOL_OPS[node.op], bags, zero, full, results, interior)
+    controls = (*node.controls, *read.controls)
+    return Lookup(
+        node, node, read.handle, table, dtype, False, bags.ids, read, controls, bag
+    )
+
+
+def _has_vectors(table: Table) -> bool:
+    shape = table.shape
+    return shape is not None and len(shape) == 2 and shape[1] is not None
 
 
 def match_lookup(view: GraphView, node: Node) -> Lookup | str | None:

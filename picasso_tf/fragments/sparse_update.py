@@ -11,6 +11,7 @@ from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
 from picasso_tf.fragments.partition import IdsOfPart, PartGrad, match_part_grad
+from picasso_tf.fragments.weighted_bag import match_weighted_bag_grad
 from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
 
 
@@ -54,6 +55,12 @@ RULES = {
     ),
 }
 UPDATE_OPS = tuple(RULES)
+# What gives IndexedSlices their ids; those that pool rows of a table's value have a
+# gradient that does.
+_VECTORS_OF_IDS = (
+    *("Reshape", "Unique", "ConcatV2", "SparseSegmentSumGradV2"),
+    *("SparseSegmentMeanGradV2", "SparseSegmentSqrtNGradV2"),
+)
 FLAGS = ("update_slots", "use_nesterov", "multiply_linear_by_lr", "use_locking")
 _TYPES = (dtypes.half, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 
@@ -172,13 +179,15 @@ def _part(
         part = _part_behind(view, of_one, index_type, device)
         if part is not None:
             return part
-    bag = match_bag_grad(view, values, ids, index_type, device)
-    if bag is None:
-        grad, waits, _ = _find_grad(view, values, device)
-        found = find_ids(view, ids, index_type, device, flat=True, table=table)
-        return Part(found, grad, waits)
-    grad, waits, zeroed = _find_grad(view, bag.grad, device, bag)
-    return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
+    for match in (match_bag_grad, match_weighted_bag_grad):
+        bag = match(view, values, ids, index_type, device)
+        found = bag and _find_grad(view, bag.grad, device, bag)
+        if found:
+            grad, waits, zeroed = found
+            return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
+    grad, waits, _ = _find_grad(view, values, device) or (values, frozenset(), False)
+    ids = find_ids(view, ids, index_type, device, flat=True, table=table)
+    return Part(ids, grad, waits)
 
 
 def _part_behind(
@@ -220,7 +229,7 @@ def _is_vector_of_ids(view, node, values, ids) -> bool:
         return len(values_shape) > 0
     # If and its like pass on what they are given through Switch.
     producer = view.producer(view.skip(ids, FORWARDING | {"Switch"}))
-    return producer is not None and producer.op in ("Reshape", "Unique", "ConcatV2")
+    return producer is not None and producer.op in _VECTORS_OF_IDS
 
 
 def _match_sum(
@@ -324,12 +333,12 @@ def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
 
 def _find_grad(
     view: GraphView, values: Tensor, device: str, bag: BagGrad | None = None
-) -> tuple[Tensor | Slice, frozenset[str], bool]:
+) -> tuple[Tensor | Slice, frozenset[str], bool] | None:
     """The rows' source, past what only renames their dimensions or holds them
     back; what to wait for instead of what held them back; whether what sets the
-    rows of bags without ids to zero was passed, too."""
-    start = values
-    barriers: list[str] = []
+    rows of bags without ids to zero was passed, too. None: what to wait for is
+    too much to tell."""
+    barriers: list[str] = [] if bag is None else list(bag.barriers)
     zeroed = False
     while True:
         node = view.producer(values)
@@ -355,7 +364,7 @@ def _find_grad(
     for barrier in barriers:
         effects = view.effects_before(barrier, source[0])
         if effects is None:
-            return start, frozenset(), False
+            return None
         waits |= effects
     return grad, frozenset(waits), zeroed
 

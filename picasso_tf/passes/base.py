@@ -203,10 +203,17 @@ class BagAttrs:
         self._sources = InputList()
         self._types: list[Any] = []
         self._rows: list[tuple] = []
+        self._ones: Tensor | None = None
 
     def append(
-        self, bags: BagIds, combiner: str, zero_filled: bool, full_shape: bool = False
+        self,
+        bags: BagIds,
+        combiner: str,
+        zero_filled: bool,
+        full_shape: bool = False,
+        ones: Tensor | None = None,
     ) -> None:
+        """`ones`: what TensorFlow learns the bags' shape by, if it matters."""
         shape = weights = -1
         rows = self._position(bags.rows, bags.rows_dtype)
         if bags.shape is not None:
@@ -214,13 +221,16 @@ class BagAttrs:
         if bags.weights is not None:
             weights = self._position(bags.weights.tensor, bags.weights.dtype)
         flags = (bags.prune, bags.prune_weights, bags.default_id)
+        # They are all alike: one for all.
+        self._ones = self._ones or ones
+        known_by = -1 if ones is None else self._position(self._ones, dtypes.int32)
         self._rows.append(
-            (combiner, rows, shape, weights, *flags, zero_filled, full_shape)
+            (combiner, rows, shape, weights, *flags, zero_filled, full_shape, known_by)
         )
 
     def append_none(self) -> None:
         """For a member that does not pool."""
-        self._rows.append(("", -1, -1, -1, False, False, 0, False, False))
+        self._rows.append(("", -1, -1, -1, False, False, 0, False, False, -1))
 
     def _position(self, tensor: Tensor, dtype) -> int:
         position = self._sources.position(tensor)
@@ -236,8 +246,10 @@ class BagAttrs:
         if not self._types:
             return {}
         names = ("combiner", "rows", "shape", "weights", "prune", "prune_weights")
-        names += ("default_id", "zero_filled", "full_shape")
-        columns = map(list, zip(*self._rows, strict=True))
+        names += ("default_id", "zero_filled", "full_shape", "ones")
+        columns = list(map(list, zip(*self._rows, strict=True)))
+        if self._ones is None:
+            names, columns = names[:-1], columns[:-1]
         return {"Tsparse": self._types} | {
             f"bag_{name}": column for name, column in zip(names, columns, strict=True)
         }

@@ -18,6 +18,7 @@ from tensorflow.python.framework import dtypes
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
+    LOOKUP_ALONE,
     LOOKUP_OPS,
     POOLED_OPS,
     Lookup,
@@ -72,6 +73,7 @@ class _Member:
     lookup: Lookup | None
     dense: Tensor | None
     shape: Shape | None
+    renamed: bool = False  # see _Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class PackLookups(Pass):
     """
 
     name: ClassVar[str] = "pack_lookups"
-    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS
+    triggers: ClassVar[tuple[str, ...]] = LOOKUP_OPS + POOLED_OPS
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
@@ -143,9 +145,11 @@ class PackLookups(Pass):
             if matched is None:
                 continue
             if not isinstance(matched, str):
-                matched = self._reason_against(view, matched) or matched
+                reason = self._reason_against(view, matched)
+                if reason is not None:
+                    matched = reason if matched.read else LOOKUP_ALONE + reason
             if isinstance(matched, str):
-                result.skip(node, f"its lookup alone may be packed: {matched}")
+                result.skip(node, matched)
             else:
                 lookups.append(matched)
                 packed.update(x.name for x in matched.nodes)
@@ -386,8 +390,8 @@ class _Packer:
         for lookup in self._lookups:
             for node in lookup.nodes:
                 self._edits.remove(node.name, waits_for=name)
-            for shape in lookup.bag.row_shapes if lookup.bag else ():
-                self._replace_row_shape(lookup, shape)
+            for shape, counted in lookup.bag.row_shapes if lookup.bag else ():
+                self._replace_row_shape(lookup, shape, counted)
             for waiting in lookup.read.waiting if lookup.read else ():
                 self._edits.wait(waiting, waits_for=name)
         self._replace_shapes(name, len(outputs), shape_edges, shapes)
@@ -482,7 +486,9 @@ class _Packer:
         return self._member(result) if _keeps_rows_whole(result, join) else None
 
     def _member(self, result: _Result) -> _Member:
-        return _Member(result.lookup.node.name, result.lookup, None, result.shape)
+        renamed = result.renamed
+        name = result.lookup.node.name
+        return _Member(name, result.lookup, None, result.shape, renamed)
 
     # -- outputs of single lookups, and shapes -------------------------------
 
@@ -571,29 +577,31 @@ class _Packer:
         )
         self._edits.replace_tensor((reader.name, position), (shape, 0))
 
-    def _replace_row_shape(self, lookup: Lookup, shape: Node) -> None:
-        """[unique ids, dim] without the rows, for a gradient that stays."""
+    def _replace_row_shape(self, lookup: Lookup, shape: Node, counted: Tensor):
+        """[ids, dim] without the rows, for a gradient that stays."""
         add = functools.partial(self._edits.add, device=shape.device)
-        unique = lookup.bag.unique
-        dtype = self._view.nodes[unique[0]].attr("T")
-        count = add(
-            f"{shape.name}/ids", "Shape", [unique], T=dtype, out_type=dtypes.int32
-        )
+        unique = self._view.nodes[counted[0]]
+        dtype = unique.attr("out_idx" if counted[1] else "T")
+        out_type = shape.attr("out_type", dtypes.int32)
+        count = add(f"{shape.name}/ids", "Shape", [counted], T=dtype, out_type=out_type)
         dim, axis = (
             add(
                 f"{shape.name}/{name}",
                 "Const",
                 [],
-                dtype=dtypes.int32,
-                value=np.array(value, np.int32),
+                dtype=dtype,
+                value=np.array(value, dtype.as_numpy_dtype),
             )
-            for name, value in (("dim", [lookup.table.shape[1]]), ("axis", 0))
+            for name, value, dtype in (
+                ("dim", [lookup.table.shape[1]], out_type),
+                ("axis", 0, dtypes.int32),
+            )
         )
         joined = add(
             f"{shape.name}/rows",
             "ConcatV2",
             [(count, 0), (dim, 0), (axis, 0)],
-            T=dtypes.int32,
+            T=out_type,
             N=2,
             Tidx=dtypes.int32,
         )
@@ -630,7 +638,9 @@ class _Packer:
                 else:
                     bag = lookup.bag
                     flags = (bag.zero_filled, bag.full_shape)
-                    bags.append(bag.bags, bag.combiner, *flags)
+                    weights = None if member.renamed else bag.bags.weights
+                    ones = weights and weights.ones
+                    bags.append(bag.bags, bag.combiner, *flags, ones)
             ids_shape.append(ShapeAttr(shape))
             member_shape.append(ShapeAttr(member.shape))
             member_name.append(member.name)

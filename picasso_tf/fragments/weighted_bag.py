@@ -1,0 +1,381 @@
+"""Bags whose ids have weights, as tf.nn.embedding_lookup_sparse writes them:
+
+    rows = Mul(GatherV2(unique rows, positions), Reshape(weights, [n, 1]))
+    pooled = SegmentSum(rows, segments)                              "sum"
+    DivNoNan(pooled, SegmentSum(weights, segments))                  "mean"
+    DivNoNan(pooled, Sqrt(SegmentSum(weights ** 2, segments)))       "sqrtn"
+
+Half types are cast to float in front of the product, and back at the end. A
+quotient of another form stays as it is, behind a bag that is summed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from tensorflow.python.framework import dtypes
+
+from picasso_tf.fragments.bag import (
+    MAX_NORM,
+    Bag,
+    BagGrad,
+    Weights,
+    are_clipped,
+    find_bag_ids,
+    find_results,
+    row_shapes,
+    unshaped,
+)
+from picasso_tf.graph import (
+    FORWARDING,
+    GraphView,
+    Node,
+    Tensor,
+    column_of,
+    is_column,
+    ones_of,
+)
+
+# One in each weighted bag.
+WEIGHTED_POOL_OPS = ("SegmentSum",)
+_HALF_TYPES = (dtypes.half, dtypes.bfloat16)
+_WEIGHT_TYPES = (*_HALF_TYPES, dtypes.float32, dtypes.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """Rows times weights: `matrix` is [n, 1], of `weights` [n].
+
+    `other` is the factor that is multiplied by the weights.
+    """
+
+    other: Tensor
+    matrix: Tensor
+    weights: Weights
+
+
+# -- forward ---------------------------------------------------------------
+
+
+def match_weighted_bag(view: GraphView, node: Node) -> Bag | str | None:
+    """The bag around a SegmentSum; a reason why it is left alone; None if that
+    sums no weighted rows of a variable."""
+    device = node.device
+    mul = view.movable(node.inputs[0], device)
+    if mul is None or mul.op != "Mul":
+        return None
+    for product in _products(view, mul, device):
+        cast, gathered = None, view.movable(product.other, device)
+        if gathered is not None and _widens(gathered):
+            cast, gathered = gathered, view.movable(gathered.inputs[0], device)
+        if gathered is None or not _gathers_rows(view, gathered):
+            continue
+        rows = view.skip(gathered.inputs[0], FORWARDING)
+        gather = view.movable(rows, device, held=True)
+        if gather is None or gather.op != "ResourceGather":
+            if are_clipped(view, rows):
+                return MAX_NORM
+            continue
+        return _bag(view, node, mul, product, cast, gathered, gather)
+    return None
+
+
+def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
+    device = node.device
+    positions, segments = gathered.inputs[1], node.inputs[1]
+    unique = view.movable(positions, device)
+    if unique is None or unique.op != "Unique" or positions[1] != 1:
+        return "the rows that it pools are not those of unique ids"
+    if gather.inputs[1] != (unique.name, 0):
+        return "the ids that it pools are not those that are looked up"
+    shapes = row_shapes(view, (gather.name, 0), gathered, gather.inputs[1])
+    chain = [gathered, *([] if cast is None else [cast]), mul, node]
+    for inner, reader in itertools.pairwise(chain):
+        if shapes is None:
+            break
+        more = row_shapes(view, (inner.name, 0), reader, positions)
+        shapes = None if more is None else shapes + more
+    if shapes is None:
+        return (
+            "its rows are read before they are pooled, perhaps by the gradient of "
+            "the weights"
+        )
+    root, combiner, before = node, "sum", []
+    if node.name not in view.preserve:
+        quotient, kind = _quotient(view, node, product.matrix, segments)
+        if quotient is not None:
+            before.append((node.name, 0))
+            root, combiner = quotient, kind
+    if cast is not None:
+        narrowed = _narrowed(view, root, gather.attr("dtype"))
+        if narrowed is None or (before and not _one_reader(view, before[0])):
+            return "its pooled rows are read before they are cast back"
+        # They are float, so that no Shape of theirs could read the result.
+        before, root = [], narrowed
+    bags = find_bag_ids(
+        view,
+        unique.inputs[0],
+        segments,
+        unique.attr("T"),
+        device,
+        product.weights,
+    )
+    results, interior, zero, full = find_results(view, root, bags, tuple(before))
+    return Bag(root, gather, shapes, combiner, bags, zero, full, results, interior)
+
+
+def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
+    """(DivNoNan, combiner) behind the sum of weighted rows; (None, "") if it is
+    not all that reads the sum, apart from its shape."""
+    readers = [
+        (reader, position)
+        for reader, position in view.consumers((total.name, 0))
+        if reader.op != "Shape"
+    ]
+    if len(readers) != 1 or view.control_consumers(total.name):
+        return None, ""
+    reader, position = readers[0]
+    if reader.op != "DivNoNan" or position != 0 or reader.device != total.device:
+        return None, ""
+    if reader.controls or reader.name in view.feeds:
+        return None, ""
+    kind = _divisor(view, reader.inputs[1], matrix, segments, total.device)
+    return (reader, kind) if kind else (None, "")
+
+
+def _divisor(
+    view: GraphView, divisor: Tensor, matrix: Tensor, segments: Tensor, device: str
+) -> str:
+    """The combiner that divides by this; "" if none does."""
+    node = view.movable(divisor, device)
+    combiner = "mean"
+    if node is not None and node.op == "Sqrt":
+        combiner = "sqrtn"
+        node = view.movable(node.inputs[0], device)
+    if node is None or node.op != "SegmentSum" or node.inputs[1] != segments:
+        return ""
+    if combiner == "mean":
+        return combiner if node.inputs[0] == matrix else ""
+    square = view.movable(node.inputs[0], device)
+    if square is None or square.inputs[:1] != (matrix,):
+        return ""
+    if square.op == "Pow":
+        exponent = view.constant(square.inputs[1])
+        squared = exponent is not None and exponent.size == 1 and exponent == 2
+    else:
+        squared = square.op == "Square"
+    return combiner if squared else ""
+
+
+def _narrowed(view: GraphView, node: Node, dtype: dtypes.DType) -> Node | None:
+    """The Cast back to a half type that alone reads a node."""
+    if node.name in view.preserve or node.name in view.feeds:
+        return None
+    if not _one_reader(view, (node.name, 0)):
+        return None
+    (cast, _), *_ = view.consumers((node.name, 0))
+    if cast.op != "Cast" or cast.attr("DstT") != dtype or cast.device != node.device:
+        return None
+    if cast.controls or cast.name in view.feeds or cast.attr("Truncate", False):
+        return None
+    return cast
+
+
+def _one_reader(view: GraphView, tensor: Tensor) -> bool:
+    readers = view.consumers(tensor)
+    return len(readers) == 1 and not view.control_consumers(tensor[0])
+
+
+# -- backward --------------------------------------------------------------
+
+
+def match_weighted_bag_grad(
+    view: GraphView, values: Tensor, ids: Tensor, index_type, device: str
+) -> BagGrad | None:
+    """The pooled gradient behind the rows `values` of unique `ids`, where weighted
+    gradient rows were summed per id."""
+    total = view.movable(unshaped(view, values, device), device)
+    unique_ids = unshaped(view, ids, device)
+    unique = view.movable(unique_ids, device)
+    if total is None or total.op != "UnsortedSegmentSum":
+        return None
+    if unique is None or unique.op != "Unique" or unique_ids[1] != 0:
+        return None
+    if unshaped(view, total.inputs[1], device) != (unique.name, 1):
+        return None
+    if not _counts_rows(view, total.inputs[2], unique_ids):
+        return None
+    barriers: list[str] = []
+    # Rows of gradient times weights, one for each id.
+    rows = _unreduced(view, total.inputs[0], device, barriers)
+    mul = view.movable(rows, device)
+    narrowed = mul is not None and _narrows(mul)
+    if narrowed:
+        rows = _unreduced(view, mul.inputs[0], device, barriers)
+        mul = view.movable(rows, device)
+    if mul is None or mul.op != "Mul":
+        return None
+    for product in _products(view, mul, device):
+        spread = view.movable(product.other, device)
+        if spread is None or spread.op != "GatherV2" or not _on_axis_0(view, spread):
+            continue
+        grad, segments = spread.inputs[:2]
+        grad, combiner = _undivided(
+            view, grad, product.matrix, segments, device, barriers
+        )
+        if narrowed:
+            grad = _unreduced(view, grad, device, barriers)
+            widened = view.movable(grad, device)
+            if widened is None or not _widens(widened):
+                return None
+            grad = widened.inputs[0]
+        bags = find_bag_ids(
+            view,
+            unique.inputs[0],
+            segments,
+            index_type,
+            device,
+            product.weights,
+        )
+        return BagGrad(combiner, bags, grad, tuple(barriers))
+    return None
+
+
+def _undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, str]:
+    """(gradient, combiner) before DivNoNan(gradient, divisor)."""
+    passed: list[str] = []
+    node = view.movable(_unreduced(view, grad, device, passed), device)
+    if node is None or node.op != "DivNoNan":
+        return grad, "sum"
+    combiner = _divisor(view, node.inputs[1], matrix, segments, device)
+    if not combiner:
+        return grad, "sum"
+    barriers.extend(passed)
+    return node.inputs[0], combiner
+
+
+def _unreduced(
+    view: GraphView, tensor: Tensor, device: str, barriers: list[str]
+) -> Tensor:
+    """The tensor before Reshapes, what held it back, and sums over the dimensions
+    along which it was broadcast, of which a matrix of rows has none."""
+    while True:
+        node = view.producer(tensor)
+        if node is None or node.device != device or node.name in view.preserve:
+            return tensor
+        if node.op in FORWARDING:
+            barriers.extend(node.controls)
+        elif node.controls:
+            return tensor
+        elif node.op == "Sum":
+            if not _sums_nothing(view, node):
+                return tensor
+        elif node.op != "Reshape":
+            return tensor
+        tensor = node.inputs[0]
+
+
+def _sums_nothing(view: GraphView, node: Node) -> bool:
+    """Whether a Sum is over the dimensions in which the first of two operands was
+    broadcast, the other one being a column: none then."""
+    axes = view.producer(node.inputs[1])
+    if axes is None or axes.op != "BroadcastGradientArgs" or axes.controls:
+        return False
+    own = view.producer(axes.inputs[node.inputs[1][1]])
+    other = view.producer(axes.inputs[1 - node.inputs[1][1]])
+    if own is None or other is None or own.op != "Shape" or other.op != "Shape":
+        return False
+    return is_column(view, other.inputs[0]) and _is_rows(view, own.inputs[0])
+
+
+def _is_rows(view: GraphView, tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix of weighted rows, or of sums of such."""
+    node = view.producer(view.skip(tensor, FORWARDING))
+    if node is not None and node.op == "SegmentSum":
+        node = view.producer(node.inputs[0])
+        if node is None or node.op != "Mul":
+            return False
+        inner = [view.producer(edge) for edge in node.inputs]
+    else:
+        inner = [node]
+    inner = [
+        view.producer(item.inputs[0])
+        if item is not None and item.op == "Cast"
+        else item
+        for item in inner
+    ]
+    return any(item is not None and _gathers_rows(view, item) for item in inner)
+
+
+def _counts_rows(view: GraphView, count: Tensor, ids: Tensor) -> bool:
+    """Whether `count` is the number of rows looked up at `ids`."""
+    node = view.producer(view.skip(count, FORWARDING))
+    if node is None or node.op != "StridedSlice":
+        return False
+    if view.constant_ints(node.inputs[1]) != [0]:
+        return False
+    shape = view.producer(view.skip(node.inputs[0], FORWARDING | {"Cast"}))
+    if shape is None or shape.op != "Shape":
+        return False
+    rows = view.producer(view.skip(shape.inputs[0], FORWARDING))
+    return rows is not None and rows.op == "ResourceGather" and rows.inputs[1] == ids
+
+
+# -- both ------------------------------------------------------------------
+
+
+def _products(view: GraphView, mul: Node, device: str):
+    """The ways in which a Mul is one by weights."""
+    for position in (0, 1):
+        matrix = mul.inputs[1 - position]
+        reshape = view.movable(matrix, device)
+        if reshape is None:
+            continue
+        weights = column_of(view, reshape)
+        if weights is None:
+            continue
+        dtype = reshape.attr("T")
+        weights = view.skip(weights, FORWARDING)
+        cast = view.movable(weights, device)
+        if (
+            cast is not None
+            and cast.op == "Cast"
+            and cast.attr("SrcT") in _WEIGHT_TYPES
+            and not cast.attr("Truncate", False)
+        ):
+            weights, dtype = cast.inputs[0], cast.attr("SrcT")
+        if dtype in _WEIGHT_TYPES:
+            found = Weights(weights, dtype, ones_of(view, reshape))
+            yield _Product(mul.inputs[position], matrix, found)
+
+
+def _gathers_rows(view: GraphView, node: Node) -> bool:
+    """Whether a node gathers rows at the positions that a Unique gives."""
+    if node.op != "GatherV2" or not _on_axis_0(view, node):
+        return False
+    positions = view.producer(node.inputs[1])
+    return positions is not None and positions.op == "Unique" and node.inputs[1][1] == 1
+
+
+def _on_axis_0(view: GraphView, gather: Node) -> bool:
+    return (
+        gather.attr("batch_dims", 0) == 0 and view.constant_int(gather.inputs[2]) == 0
+    )
+
+
+def _widens(node: Node) -> bool:
+    return (
+        node.op == "Cast"
+        and node.attr("SrcT") in _HALF_TYPES
+        and node.attr("DstT") == dtypes.float32
+    )
+
+
+def _narrows(node: Node) -> bool:
+    return (
+        node.op == "Cast"
+        and node.attr("SrcT") == dtypes.float32
+        and node.attr("DstT") in _HALF_TYPES
+        and not node.attr("Truncate", False)
+    )
