@@ -50,17 +50,20 @@ def assert_same(ours, stock) -> None:
         ).max()
 
 
-def check(graph, fetches, feed=None, packs: int = 1, steps=1, options=STRICT):
+def check(
+    graph, fetches, feed=None, packs: int = 1, steps=1, options=STRICT, kind=None
+):
     """Runs with and without picasso_tf; results are equal and packs ran.
 
-    Returns the report.
+    Returns the report. `packs` counts those of one `kind`; None: of any.
     """
     before = {id(report) for report in picasso_tf.reports()}
     ours = run(graph, fetches, feed, options, steps)
     stock = run(graph, fetches, feed, None, steps)
     assert_same(ours, stock)
     made = [r for r in picasso_tf.reports() if id(r) not in before and r.packs]
-    assert sum(len(r.packs) for r in made) == packs
+    counted = [p for r in made for p in r.packs if kind in (None, p.kind)]
+    assert len(counted) == packs
     for report in made:
         for pack in report.packs:
             assert report.executions(pack)[0] > 0, f"{pack.name} was never created"

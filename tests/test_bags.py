@@ -45,12 +45,7 @@ def clean_slate():
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a bag is looked up.
-
-    Attributes:
-      dense: the last dimension of the SparseTensor is not the only one that
-        ends bags: it has three.
-    """
+    """How a bag is looked up."""
 
     combiner: str = "mean"
     dim: int = 8
@@ -74,6 +69,7 @@ class Form:
         count = len(indices)
         ids = rng.integers(low, ROWS, count).astype(self.ids.as_numpy_dtype)
         weights = rng.choice(WEIGHTS, count)
+        weights = np.where(rng.random(count) < 0.5, weights, rng.normal(size=count))
         order = rng.permutation(count) if shuffled else np.arange(count)
         indices = np.array(indices, np.int64).reshape(-1, self.rank)[order]
         shape = [len(lengths) // inner, *([3] if self.rank == 3 else []), 25]

@@ -675,9 +675,9 @@ def test_packs_cut_by_volume():
             feed[ids] = rng.integers(0, 6, size=5)
         return ops, [feed] * 2
 
-    # Volumes assume 1,024 ids: three tables make a pack, the last stays alone.
+    # Volumes assume 1,024 ids: three tables make a pack, the last has one alone.
     report = check(case_of(build), max_pack_volume=3 * 1024 * 4 * 8)
-    assert list(map(len, packed_nodes(report, "update"))) == [3, 3]
+    assert list(map(len, packed_nodes(report, "update"))) == [3, 3, 1]
 
 
 def test_updates_fetched_one_by_one():

@@ -6,7 +6,8 @@
     DivNoNan(pooled, Sqrt(SegmentSum(weights ** 2, segments)))       "sqrtn"
 
 Half types are cast to float in front of the product, and back at the end. A
-quotient of another form stays as it is, behind a bag that is summed.
+quotient of another form stays as it is, behind a bag that is summed. The square is
+written Pow(weights, 2), which TensorFlow's optimizers make a Square, to other bits.
 """
 
 from __future__ import annotations
