@@ -215,6 +215,42 @@ def test_weighted_bags(weighted):
     assert not any(report.ops_after.get(op) for op in ("DynamicPartition", *GONE[1:2]))
 
 
+def test_bags_of_all_kinds_in_one_pack():
+    """Of parts, of whole tables, with weights, and of a table's value."""
+    rng = np.random.RandomState(5)
+
+    def whole(name):
+        initializer = tf1.random_normal_initializer(seed=len(name))
+        return tf1.get_variable(
+            name, [23, DIM], initializer=initializer, use_resource=True
+        )
+
+    with tf.Graph().as_default() as graph:
+        feed, outputs = {}, []
+        for table, weighted in (
+            (parted("a"), False),
+            (whole("bb"), True),
+            (parted("ccc", parts=2), False),
+            (whole("dddd"), False),
+            (whole("eeeee").read_value(), False),
+        ):
+            ids, weights = tf1.sparse_placeholder(tf.int64, [None, None]), None
+            feed[ids] = sparse_ids(rng, 0, 23)
+            if weighted:
+                weights = tf1.sparse_placeholder(tf.float32, [None, None])
+                values = rng.rand(len(feed[ids].values)).astype("f")
+                feed[weights] = feed[ids]._replace(values=values)
+            outputs.append(tf1.nn.safe_embedding_lookup_sparse(table, ids, weights))
+        joined = tf.concat(outputs, 1)
+        loss, step = train([joined], "adagrad")
+    report = check(graph, [joined, loss, step], feed, packs=2, steps=10)
+    sizes = {pack.kind: len(pack.members) for pack in report.packs}
+    assert sizes == {"lookup": 5, "update": 8}
+    assert gone(report, but=("FloorMod",)), report.ops_after
+    assert "SegmentSum" not in report.ops_after
+    assert not report.skipped
+
+
 @pytest.mark.parametrize("bags", [False, True])
 @pytest.mark.parametrize("strategy", ["mod", "div"])
 def test_ids_that_wait_for_a_check(strategy, bags):
