@@ -254,7 +254,9 @@ def test_updates_read_ids_past_the_wrap():
             )
             for t, grad in zip(tables, grads, strict=True)
         ]
-    report = graphs.check(graph, [loss, *updates], {ids: [1, -9, -1, 1]}, packs=2, steps=5)
+    report = graphs.check(
+        graph, [loss, *updates], {ids: [1, -9, -1, 1]}, packs=2, steps=5
+    )
     assert "SelectV2" not in report.ops_after
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from picasso_tf.passes.base import Pass, PassResult
+from picasso_tf.passes.drop_results import DropResults
 from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_kernels import PackKernels
@@ -20,6 +21,7 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 # takes over float operations has to see those that TensorFlow would run.
 # Merging last: what only one chain of an update reads, its pack computes by itself.
 PASSES_AFTER: tuple[type[Pass], ...] = (
+    DropResults,
     PackSegmentSums,
     PackL2Losses,
     PackDense,
