@@ -598,6 +598,26 @@ class GraphView:
                 shape, dtype = self._arg_tables[root[0]]
         return Table(root, name, shape, dtype)
 
+    def dtype(self, tensor: Tensor) -> dtypes.DType | None:
+        """The type of a tensor, as its op declares it; None: not known."""
+        node = self.nodes.get(tensor[0])
+        op_def = node and op_def_registry.get(node.op)
+        if op_def is None:
+            return None
+        types: list[dtypes.DType] = []
+        for output in op_def.output_arg:
+            if output.type_list_attr:
+                types.extend(node.attr(output.type_list_attr, []))
+                continue
+            one = (
+                node.attr(output.type_attr)
+                if output.type_attr
+                else dtypes.as_dtype(output.type)
+            )
+            count = node.attr(output.number_attr, 0) if output.number_attr else 1
+            types.extend([one] * count)
+        return types[tensor[1]] if tensor[1] < len(types) else None
+
     def constant(self, tensor: Tensor):
         """The value of a constant as a NumPy array, else None."""
         node = self.producer(self.skip(tensor, FORWARDING))

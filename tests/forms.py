@@ -425,34 +425,32 @@ FORMS: tuple[Form, ...] = (
     Form("plain_max_norm", Plain(max_norm=1.0), 3, 3),
     Form("plain_shared", Shared(), 3, 1),
     # embedding_lookup_sparse
-    Form("sparse_sum", Bags("sparse", "sum"), 3, 3, not_yet=True),
-    Form("sparse_mean", Bags("sparse", "mean"), 3, 3, not_yet=True),
-    Form("sparse_sqrtn", Bags("sparse", "sqrtn"), 3, 3, not_yet=True),
-    Form("weighted_sum", Bags("sparse", "sum", True), 3, 3, not_yet=True),
-    Form("weighted_mean", Bags("sparse", "mean", True), 3, 3, not_yet=True),
-    Form("weighted_sqrtn", Bags("sparse", "sqrtn", True), 3, 3, not_yet=True),
-    Form("sparse_v1", Bags("sparse_v1", "mean"), 3, 3, not_yet=True),
-    Form("sparse_max_norm", Bags("sparse", "mean", max_norm=1.0), 3, 3, not_yet=True),
+    Form("sparse_sum", Bags("sparse", "sum"), 3, 3),
+    Form("sparse_mean", Bags("sparse", "mean"), 3, 3),
+    Form("sparse_sqrtn", Bags("sparse", "sqrtn"), 3, 3),
+    Form("weighted_sum", Bags("sparse", "sum", True), 3, 3),
+    Form("weighted_mean", Bags("sparse", "mean", True), 3, 3),
+    Form("weighted_sqrtn", Bags("sparse", "sqrtn", True), 3, 3),
+    Form("sparse_v1", Bags("sparse_v1", "mean"), 3, 3),
+    Form("sparse_max_norm", Bags("sparse", "mean", max_norm=1.0), 3, 3),
     Form(
         "weighted_max_norm",
         Bags("sparse", "sum", True, max_norm=1.0),
         3,
         3,
-        not_yet=True,
     ),
     # safe_embedding_lookup_sparse
-    Form("safe_sum", Bags("safe", "sum"), 3, 3, not_yet=True, steps=SAFE),
-    Form("safe_mean", Bags("safe", "mean"), 3, 3, not_yet=True, steps=SAFE),
-    Form("safe_sqrtn", Bags("safe", "sqrtn"), 3, 3, not_yet=True, steps=SAFE),
+    Form("safe_sum", Bags("safe", "sum"), 3, 3, steps=SAFE),
+    Form("safe_mean", Bags("safe", "mean"), 3, 3, steps=SAFE),
+    Form("safe_sqrtn", Bags("safe", "sqrtn"), 3, 3, steps=SAFE),
     Form(
-        "safe_weighted_sum", Bags("safe", "sum", True), 3, 3, not_yet=True, steps=SAFE
+        "safe_weighted_sum", Bags("safe", "sum", True), 3, 3, steps=SAFE
     ),
     Form(
         "safe_weighted_mean",
         Bags("safe", "mean", True),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -460,16 +458,14 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "sqrtn", True),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
-    Form("safe_v1", Bags("safe_v1", "mean", True), 3, 3, not_yet=True, steps=SAFE),
+    Form("safe_v1", Bags("safe_v1", "mean", True), 3, 3, steps=SAFE),
     Form(
         "safe_default_id",
         Bags("safe", "mean", default_id=3),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -477,7 +473,6 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "sum", True, default_id=0),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -485,7 +480,6 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "sqrtn", max_norm=1.0),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -493,7 +487,6 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "mean", layout="cube"),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -501,31 +494,28 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "sum", True, layout="cube"),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
-        "safe_joined", Bags("safe", "mean", join=True), 3, 3, not_yet=True, steps=SAFE
+        "safe_joined", Bags("safe", "mean", join=True), 3, 3, steps=SAFE
     ),
-    Form("shared_bags", SharedBags(), 6, 3, not_yet=True, steps=SAFE),
-    Form("bags_beside_plain", BagsBesidePlain(), 5, 5, not_yet=True, steps=SAFE),
+    Form("shared_bags", SharedBags(), 6, 3, steps=SAFE),
+    Form("bags_beside_plain", BagsBesidePlain(), 5, 5, steps=SAFE),
     Form(
         "bags_and_plain_of_a_table",
         BagsBesidePlain(THREE, shared=True),
         5,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     # Ragged ids.
-    Form("ragged_sum", Bags("sparse", "sum", layout="ragged"), 3, 3, not_yet=True),
-    Form("ragged_mean", Bags("sparse", "mean", layout="ragged"), 3, 3, not_yet=True),
+    Form("ragged_sum", Bags("sparse", "sum", layout="ragged"), 3, 3),
+    Form("ragged_mean", Bags("sparse", "mean", layout="ragged"), 3, 3),
     Form(
         "ragged_weighted",
         Bags("sparse", "mean", True, layout="ragged"),
         3,
         3,
-        not_yet=True,
     ),
     # Stock fails when there are no rows.
     Form(
@@ -533,18 +523,16 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "sum", layout="ragged"),
         3,
         3,
-        not_yet=True,
         steps=tuple(step for step in STEPS if step != "no_rows"),
     ),
     # The table as a plain tensor.
-    Form("fast_sum", Bags("sparse", "sum", params="read_value"), 3, 3, not_yet=True),
-    Form("fast_mean", Bags("sparse", "mean", params="tensor"), 3, 3, not_yet=True),
+    Form("fast_sum", Bags("sparse", "sum", params="read_value"), 3, 3),
+    Form("fast_mean", Bags("sparse", "mean", params="tensor"), 3, 3),
     Form(
         "fast_sqrtn",
         Bags("safe", "sqrtn", params="read_value"),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -552,7 +540,6 @@ FORMS: tuple[Form, ...] = (
         Bags("safe", "mean", True, params="read_value"),
         3,
         3,
-        not_yet=True,
         steps=SAFE,
     ),
     Form(
@@ -560,19 +547,17 @@ FORMS: tuple[Form, ...] = (
         Bags("sparse", "sum", True, params="tensor", fast=True),
         3,
         3,
-        not_yet=True,
     ),
     # Partitioned variables.
-    Form("parts_mod", Parts(3, "mod"), 6, 6, not_yet=True, bad_id="4115"),
-    Form("parts_div", Parts(3, "div"), 6, 6, not_yet=True, bad_id="4114"),
-    Form("parts_one", Parts(1, "div"), 2, 2, not_yet=True),
+    Form("parts_mod", Parts(3, "mod"), 6, 6, bad_id="4115"),
+    Form("parts_div", Parts(3, "div"), 6, 6, bad_id="4114"),
+    Form("parts_one", Parts(1, "div"), 2, 2),
     # With "div", stock divides by zero here.
     Form(
         "parts_few_rows",
         Parts(3, "mod", shapes=((2, 4), (20, 8))),
         6,
         6,
-        not_yet=True,
         bad_id="4115",
     ),
     Form(
@@ -580,7 +565,6 @@ FORMS: tuple[Form, ...] = (
         Parts(3, "mod", "mean"),
         6,
         6,
-        not_yet=True,
         steps=SAFE,
         bad_id="4115",
     ),
@@ -589,23 +573,21 @@ FORMS: tuple[Form, ...] = (
         Parts(3, "div", "sum"),
         6,
         6,
-        not_yet=True,
         steps=SAFE,
         bad_id="4114",
     ),
-    Form("parts_bags_one", Parts(1, "mod", "sqrtn"), 2, 2, not_yet=True, steps=SAFE),
+    Form("parts_bags_one", Parts(1, "mod", "sqrtn"), 2, 2, steps=SAFE),
     # Control flow.
-    Form("while_loop", Loop(), 3, 3, not_yet=True, bad_id=None),
-    Form("branch", Branch(), 3, 3, not_yet=True),
-    Form("nested_function", Nested(Plain()), 3, 3, not_yet=True),
-    Form("nested_bags", Nested(Bags("safe", "mean")), 3, 3, not_yet=True, steps=SAFE),
+    Form("while_loop", Loop(), 3, 3, bad_id=None),
+    Form("branch", Branch(), 3, 3),
+    Form("nested_function", Nested(Plain()), 3, 3),
+    Form("nested_bags", Nested(Bags("safe", "mean")), 3, 3, steps=SAFE),
     # Feature columns.
     column_form(
         "columns_identity",
         Columns(lambda: columns.embedded(columns.identity()), IDS),
         3,
         3,
-        not_yet=True,
         bad_id=str(BAD_ID),
     ),
     column_form(
@@ -613,28 +595,24 @@ FORMS: tuple[Form, ...] = (
         Columns(lambda: columns.embedded(columns.identity(default_value=1)), IDS),
         3,
         3,
-        not_yet=True,
     ),
     column_form(
         "columns_max_norm",
         Columns(lambda: columns.embedded(columns.identity(), "sum", max_norm=1.0), IDS),
         3,
         3,
-        not_yet=True,
     ),
     column_form(
         "columns_matrix",
         Columns(columns.matrix, ("matrix_0", "matrix_1", "matrix_2")),
         3,
         3,
-        not_yet=True,
     ),
     column_form(
         "columns_hashed",
         Columns(lambda: columns.embedded(columns.hashed(), "sqrtn"), BAG_WORDS),
         3,
         3,
-        not_yet=True,
         ids=("string",),
     ),
     column_form(
@@ -642,7 +620,6 @@ FORMS: tuple[Form, ...] = (
         Columns(lambda: columns.embedded(columns.listed()), BAG_WORDS),
         3,
         3,
-        not_yet=True,
         ids=("string",),
     ),
     column_form(
@@ -650,7 +627,6 @@ FORMS: tuple[Form, ...] = (
         Columns(lambda: columns.embedded(columns.filed(), "sum"), BAG_WORDS),
         3,
         3,
-        not_yet=True,
         ids=("string",),
     ),
     column_form(
@@ -658,14 +634,12 @@ FORMS: tuple[Form, ...] = (
         Columns(lambda: columns.embedded(columns.bucketized()), NUMBERS),
         3,
         3,
-        not_yet=True,
     ),
     column_form(
         "columns_crossed",
         Columns(lambda: columns.embedded(columns.crossed()), CROSSED),
         3,
         3,
-        not_yet=True,
         ids=("string",),
     ),
     column_form(
@@ -676,22 +650,19 @@ FORMS: tuple[Form, ...] = (
         ),
         3,
         3,
-        not_yet=True,
     ),
-    column_form("columns_shared", Columns(columns.shared, IDS), 3, 1, not_yet=True),
+    column_form("columns_shared", Columns(columns.shared, IDS), 3, 1),
     column_form(
         "columns_indicator",
         Columns(columns.deep_and_indicator, IDS),
         2,
         2,
-        not_yet=True,
     ),
     column_form(
         "columns_linear",
         Columns(columns.wide, (*IDS[:2], *CROSSED, "weight_0"), linear=True),
         6,
         6,
-        not_yet=True,
         steps=columns.SOME_ROWS,
     ),
     column_form(
@@ -699,6 +670,5 @@ FORMS: tuple[Form, ...] = (
         Columns(columns.everything, (*IDS[:2], *BAG_WORDS, "number_0")),
         5,
         5,
-        not_yet=True,
     ),
 )

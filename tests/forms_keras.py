@@ -208,7 +208,7 @@ NO_NEGATIVE = tuple(s for s in STEPS if s != "negative_ids")
 
 
 def keras_form(name, structure, lookups, updates, **options) -> Form:
-    options = {"dtypes": POLICIES, "not_yet": True, "steps": COLUMN_STEPS} | options
+    options = {"dtypes": POLICIES, "steps": COLUMN_STEPS} | options
     return Form("keras_" + name, structure, lookups, updates, **options)
 
 

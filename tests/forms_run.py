@@ -144,11 +144,11 @@ def assert_packs(case: Case, updates: int, seen: Watched) -> None:
         assert not report.was_dropped(), seen.text()
     if case.form.not_yet:
         return
-    members = {"update": 0, "other": 0}
+    members = {"update": 0, "lookup": 0}
     for pack in seen.packs():
-        kind = "update" if pack.kind == "update" else "other"
-        members[kind] += len(pack.members)
-    expected = {"update": case.form.updates * updates, "other": case.form.lookups}
+        if pack.kind in members:
+            members[pack.kind] += len(pack.members)
+    expected = {"update": case.form.updates * updates, "lookup": case.form.lookups}
     assert members == expected, seen.text()
     seen.assert_packed()
 

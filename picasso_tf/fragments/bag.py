@@ -94,7 +94,7 @@ def find_bag_ids(
     """
     indices = _indices_of(view, segments, device)
     if indices is None:
-        rows_type = _type_of(view, segments) or dtypes.int64
+        rows_type = view.dtype(segments) or dtypes.int64
         found = find_ids(view, ids, index_type, device, flat=True)
         return BagIds(found, segments, rows_type, weights=weights)
     filled = _match_filled(view, ids, indices, device, weights)
@@ -104,16 +104,6 @@ def find_bag_ids(
     ids, fields = filled
     found = find_ids(view, ids, index_type, device, flat=True)
     return BagIds(found, rows_dtype=dtypes.int64, **fields)
-
-
-def _type_of(view: GraphView, tensor: Tensor) -> dtypes.DType | None:
-    node = view.nodes.get(tensor[0])
-    if node is None:
-        return None
-    for key in ("DstT", "dtype", "T", "out_type"):
-        if node.attr(key) is not None:
-            return node.attr(key)
-    return None
 
 
 def _indices_of(view: GraphView, segments: Tensor, device: str) -> Tensor | None:
