@@ -609,11 +609,11 @@ class GraphView:
             if output.type_list_attr:
                 types.extend(node.attr(output.type_list_attr, []))
                 continue
-            one = (
-                node.attr(output.type_attr)
-                if output.type_attr
-                else dtypes.as_dtype(output.type)
-            )
+            one = dtypes.as_dtype(output.type or dtypes.float32)
+            if output.type_attr:
+                default = next(a for a in op_def.attr if a.name == output.type_attr)
+                # Library functions leave out what has its default value.
+                one = node.attr(output.type_attr, _attr_value(default.default_value))
             count = node.attr(output.number_attr, 0) if output.number_attr else 1
             types.extend([one] * count)
         return types[tensor[1]] if tensor[1] < len(types) else None

@@ -21,6 +21,22 @@ int64_t FirstBad(const IdsView& view, int64_t rows) {
   return -1;
 }
 
+// The sum of `count` > 1 parts at one element as AddN has it: n mod 8 of them
+// (8 for 0, 9 for 1), then the sum of eight more at a time.
+template <typename T>
+T SumOfParts(const T* const* parts, int64_t count, int64_t at) {
+  const auto sum_of = [&](int64_t from, int64_t to) {
+    T sum = parts[from][at];
+    for (int64_t p = from + 1; p < to; ++p) sum += parts[p][at];
+    return sum;
+  };
+  const int64_t rest = count & 7;
+  int64_t done = rest < 2 ? rest + 8 : rest;
+  T sum = sum_of(0, done);
+  for (; done < count; done += 8) sum += sum_of(done, done + 8);
+  return sum;
+}
+
 // Rows [begin, end) of the output.
 template <typename T, typename Id>
 void SumRows(const SegmentSumMember<T>& m, int64_t begin, int64_t end) {
@@ -37,11 +53,7 @@ void SumRows(const SegmentSumMember<T>& m, int64_t begin, int64_t end) {
       continue;
     }
     for (int64_t k = 0; k < dim; ++k) {
-      T sum = m.parts[0][i * dim + k];
-      for (int64_t p = 1; p < m.part_count; ++p) {
-        sum += m.parts[p][i * dim + k];
-      }
-      out[k] += sum;
+      out[k] += SumOfParts(m.parts, m.part_count, i * dim + k);
     }
   }
 }

@@ -551,10 +551,7 @@ class _Builder:
         elif node.attr("T") == dtypes.int64:
             result = self._line("add_count", *map(self._integer, node.inputs))
         elif op == "AddN":
-            # Sums from the left, as TensorFlow's kernel does.
-            result = self._operand(node.inputs[0])
-            for tensor in node.inputs[1:]:
-                result = self._line("add", result, self._operand(tensor))
+            result = self._added([self._operand(tensor) for tensor in node.inputs])
         elif op == "Const":
             result = self._name("t", (node.name, 0), (node.name, 0))
         elif op == "Identity":
@@ -569,6 +566,23 @@ class _Builder:
             name = _UNARY.get(op) or _BINARY[op]
             result = self._line(name, *map(self._operand, node.inputs))
         self._values[node.name] = result
+
+    def _added(self, operands: list[str]) -> str:
+        """As TensorFlow's kernel adds: n mod 8 operands (8 for 0, 9 for 1) from the
+        left, then the sum of eight more at a time."""
+
+        def left(some: list[str]) -> str:
+            result = some[0]
+            for operand in some[1:]:
+                result = self._line("add", result, operand)
+            return result
+
+        rest = len(operands) % 8
+        first = rest + 8 if rest < 2 else rest
+        result = left(operands[:first])
+        for start in range(first, len(operands), 8):
+            result = self._line("add", result, left(operands[start : start + 8]))
+        return result
 
     def _expand(self, node: Node, apply: ApplyOp) -> None:
         slots = [self._variable(handle) for handle in node.inputs[: apply.variables]]
