@@ -443,9 +443,7 @@ FORMS: tuple[Form, ...] = (
     Form("safe_sum", Bags("safe", "sum"), 3, 3, steps=SAFE),
     Form("safe_mean", Bags("safe", "mean"), 3, 3, steps=SAFE),
     Form("safe_sqrtn", Bags("safe", "sqrtn"), 3, 3, steps=SAFE),
-    Form(
-        "safe_weighted_sum", Bags("safe", "sum", True), 3, 3, steps=SAFE
-    ),
+    Form("safe_weighted_sum", Bags("safe", "sum", True), 3, 3, steps=SAFE),
     Form(
         "safe_weighted_mean",
         Bags("safe", "mean", True),
@@ -496,9 +494,7 @@ FORMS: tuple[Form, ...] = (
         3,
         steps=SAFE,
     ),
-    Form(
-        "safe_joined", Bags("safe", "mean", join=True), 3, 3, steps=SAFE
-    ),
+    Form("safe_joined", Bags("safe", "mean", join=True), 3, 3, steps=SAFE),
     Form("shared_bags", SharedBags(), 6, 3, steps=SAFE),
     Form("bags_beside_plain", BagsBesidePlain(), 5, 5, steps=SAFE),
     Form(

@@ -6,6 +6,7 @@ side writes a checkpoint, forgets everything, and goes on from the other's.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
@@ -137,6 +138,15 @@ def assert_same_error(ours: Callable, stock: Callable, text: str) -> None:
     assert text in got.value.message
 
 
+# Why something may be left alone in forms that are packed.
+LEFT_ALONE = (
+    "no other",  # one dense update of its kind, one row of numbers
+    "max_norm",
+    "of unknown shape",  # sums of gradients within a loop
+    "SparseSegment",
+)
+
+
 def assert_packs(case: Case, updates: int, seen: Watched) -> None:
     """What was packed ran; and it was all that the form asks for."""
     for report in seen.reports():
@@ -144,12 +154,15 @@ def assert_packs(case: Case, updates: int, seen: Watched) -> None:
         assert not report.was_dropped(), seen.text()
     if case.form.not_yet:
         return
-    members = {"update": 0, "lookup": 0}
+    members = collections.Counter()
     for pack in seen.packs():
-        if pack.kind in members:
-            members[pack.kind] += len(pack.members)
-    expected = {"update": case.form.updates * updates, "lookup": case.form.lookups}
-    assert members == expected, seen.text()
+        members[pack.kind] += len(pack.members)
+    # A table that is updated as a whole has no update of rows.
+    updated = members["update"] + members["dense update"]
+    assert members["lookup"] >= case.form.lookups, seen.text()
+    assert updated >= case.form.updates * updates, seen.text()
+    for reason in seen.reasons():
+        assert any(text in reason for text in LEFT_ALONE), seen.text()
     seen.assert_packed()
 
 

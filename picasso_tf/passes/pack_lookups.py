@@ -580,8 +580,7 @@ class _Packer:
     def _replace_row_shape(self, lookup: Lookup, shape: Node, counted: Tensor):
         """[ids, dim] without the rows, for a gradient that stays."""
         add = functools.partial(self._edits.add, device=shape.device)
-        unique = self._view.nodes[counted[0]]
-        dtype = unique.attr("out_idx" if counted[1] else "T")
+        dtype = self._view.dtype(counted)
         out_type = shape.attr("out_type", dtypes.int32)
         count = add(f"{shape.name}/ids", "Shape", [counted], T=dtype, out_type=out_type)
         dim, axis = (
