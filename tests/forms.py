@@ -545,21 +545,21 @@ FORMS: tuple[Form, ...] = (
         3,
     ),
     # Partitioned variables.
-    Form("parts_mod", Parts(3, "mod"), 6, 6, bad_id="4115"),
-    Form("parts_div", Parts(3, "div"), 6, 6, bad_id="4114"),
+    Form("parts_mod", Parts(3, "mod"), 2, 6, bad_id="4115"),
+    Form("parts_div", Parts(3, "div"), 2, 6, bad_id="4114"),
     Form("parts_one", Parts(1, "div"), 2, 2),
     # With "div", stock divides by zero here.
     Form(
         "parts_few_rows",
         Parts(3, "mod", shapes=((2, 4), (20, 8))),
-        6,
+        2,
         6,
         bad_id="4115",
     ),
     Form(
         "parts_bags_mod",
         Parts(3, "mod", "mean"),
-        6,
+        2,
         6,
         steps=SAFE,
         bad_id="4115",
@@ -567,7 +567,7 @@ FORMS: tuple[Form, ...] = (
     Form(
         "parts_bags_div",
         Parts(3, "div", "sum"),
-        6,
+        2,
         6,
         steps=SAFE,
         bad_id="4114",
