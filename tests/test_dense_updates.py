@@ -458,16 +458,19 @@ def test_exclude():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ids_dtype", ["int32", "int64"])
 def test_segment_sums(dtype, ids_dtype):
-    """Negative ids drop their row; sums in front are taken over."""
+    """Negative ids drop their row; sums in front are taken over, in the order in
+    which AddN adds: from more than nine on, that is by eights."""
     graph = tf1.Graph()
     rng = np.random.default_rng(0)
     with graph.as_default():
         out, feed = [], {}
         for i, (rows, dim) in enumerate([(7, 3), (5000, 16), (1, 1), (40, 8)]):
-            data = [tf1.placeholder(dtype, [None, dim]) for _ in range(1 + i % 3)]
+            data = [
+                tf1.placeholder(dtype, [None, dim]) for _ in range((1, 2, 9, 26)[i])
+            ]
             ids = tf1.placeholder(ids_dtype, [None, 2])
             for k, part in enumerate(data):
-                feed[part] = values((60, dim), 10 * i + k, dtype)
+                feed[part] = values((60, dim), 100 * i + k, dtype)
             feed[ids] = rng.integers(-1, rows, (30, 2))
             total = tf.add_n(data) if len(data) > 1 else data[0]
             summed = tf.math.unsorted_segment_sum(total, tf.reshape(ids, [-1]), rows)
