@@ -215,10 +215,12 @@ def keras_form(name, structure, lookups, updates, **options) -> Form:
 KERAS_FORMS: tuple[Form, ...] = (
     keras_form("embedding", Embeddings(), 3, 3),
     keras_form("matrix", Embeddings("matrix"), 3, 3),
-    keras_form("shared", Embeddings(shared=True), 3, 1),
+    # One update of one op may be alone.
+    keras_form("shared", Embeddings(shared=True), 3, 0),
     keras_form("mask_zero", Embeddings("matrix", mask_zero=True), 3, 3),
     keras_form("ragged", Embeddings("ragged"), 3, 3, steps=NO_NEGATIVE),
-    keras_form("sparse", Embeddings("sparse"), 3, 3, steps=NO_NEGATIVE),
+    # AdamW waits for the lookup alone, not for the pooling: left alone.
+    keras_form("sparse", Embeddings("sparse"), 0, 3, steps=NO_NEGATIVE),
 )
 if KERAS_2:
     KERAS_FORMS += (

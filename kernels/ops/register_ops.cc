@@ -18,6 +18,13 @@ namespace errors = tensorflow::errors;
 
 namespace {
 
+// An attribute with a default, which nodes that are new to a graph do not have
+// while TensorFlow's optimizers look at them.
+template <typename Value>
+void GetOptional(InferenceContext* c, const char* name, Value* value) {
+  if (!c->GetAttr(name, value).ok()) *value = Value();
+}
+
 // Elements behind the first dimension; -1: not known.
 int64_t ElementsBehind(InferenceContext* c, ShapeHandle shape) {
   int64_t elements = 1;
@@ -156,14 +163,14 @@ Status LookupShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("output_members", &output_members));
   TF_RETURN_IF_ERROR(c->GetAttr("output_chunk_dims", &chunk_dims));
   TF_RETURN_IF_ERROR(c->GetAttr("output_stack", &stack));
-  TF_RETURN_IF_ERROR(c->GetAttr("shape_members", &shape_members));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_shape", &bag_shape));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_weights", &bag_weights));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_ones", &bag_ones));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_full_shape", &bag_full_shape));
-  TF_RETURN_IF_ERROR(c->GetAttr("Tsparse", &sparse_types));
-  TF_RETURN_IF_ERROR(c->GetAttr("shape_as", &shape_as));
+  GetOptional(c, "shape_members", &shape_members);
+  GetOptional(c, "bag_rows", &bag_rows);
+  GetOptional(c, "bag_shape", &bag_shape);
+  GetOptional(c, "bag_weights", &bag_weights);
+  GetOptional(c, "bag_ones", &bag_ones);
+  GetOptional(c, "bag_full_shape", &bag_full_shape);
+  GetOptional(c, "Tsparse", &sparse_types);
+  GetOptional(c, "shape_as", &shape_as);
   const size_t count = member_table.size();
   if (member_shape.size() != count || ids_source.size() != count ||
       ids_width.size() != count ||
@@ -266,8 +273,8 @@ Status UpdateShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("ids_width", &ids_width));
   TF_RETURN_IF_ERROR(c->GetAttr("grad_source", &grad_source));
   TF_RETURN_IF_ERROR(c->GetAttr("grad_chunk_dims", &chunk_dims));
-  TF_RETURN_IF_ERROR(c->GetAttr("bag_rows", &bag_rows));
-  TF_RETURN_IF_ERROR(c->GetAttr("partition_parts", &partition_parts));
+  GetOptional(c, "bag_rows", &bag_rows);
+  GetOptional(c, "partition_parts", &partition_parts);
   const size_t parts = ids_source.size();
   const int first_grad = vars + slots + hyper + steps;
   if (ids_width.size() != parts || grad_source.size() != parts ||

@@ -103,6 +103,8 @@ class SparseUpdate:
       negate, scale: the rows are negated, then multiplied by a scalar.
       hyper: the rule's scalars.
       step: the global step, if the rule needs it.
+      computed: float arithmetic of an optimizer is in front, which TensorFlow's
+        optimizers regroup; from the update they learn what shapes it has.
     """
 
     node: Node
@@ -116,6 +118,14 @@ class SparseUpdate:
     scale: Tensor | None
     hyper: tuple[Tensor, ...]
     step: Tensor | None
+    computed: bool = False
+
+
+# Float arithmetic on rows, as optimizers write it that have no op of their own.
+_ARITHMETIC = frozenset(
+    {"Mul", "RealDiv", "Div", "DivNoNan", "Square", "Neg", "Sub", "Add", "AddV2"}
+    | {"Sqrt", "Rsqrt", "Pow", "Maximum", "Minimum", "Select", "SelectV2"}
+)
 
 
 def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
@@ -135,9 +145,11 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     summed = _match_sum(view, values, ids, node.device)
     if summed is not None:
         values, ids = summed
-    negate, scale = False, None
+    negate, scale, computed = False, None, False
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
+        rows = view.producer(view.skip(values, FORWARDING))
+        computed = rows is not None and rows.op in _ARITHMETIC
     table = view.table(node.inputs[0])
     parts = tuple(
         _part(view, part_values, part_ids, index_type, node.device, table)
@@ -163,6 +175,7 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
         None
         if rule.step is None
         else _forwarded(view, node.inputs[rule.step], node.device),
+        computed,
     )
 
 

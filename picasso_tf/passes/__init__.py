@@ -10,7 +10,7 @@ from picasso_tf.passes.pack_kernels import PackKernels
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
-from picasso_tf.passes.pack_updates import PackUpdates
+from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
 
 # Updates first: they stop reading the shapes of single lookups, which the
 # lookups' pass would otherwise have to provide. What prepares ids before lookups,
@@ -22,6 +22,7 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 # Merging last: what only one chain of an update reads, its pack computes by itself.
 PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
+    PackLateUpdates,
     PackSegmentSums,
     PackL2Losses,
     PackDense,

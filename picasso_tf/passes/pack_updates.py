@@ -7,7 +7,11 @@ from typing import ClassVar
 
 from picasso_tf.edits import Edits
 from picasso_tf.fragments.join import Slice
-from picasso_tf.fragments.sparse_update import UPDATE_OPS, SparseUpdate, match_update
+from picasso_tf.fragments.sparse_update import (
+    UPDATE_OPS,
+    SparseUpdate,
+    match_update,
+)
 from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import (
     BagAttrs,
@@ -36,6 +40,7 @@ class PackUpdates(Pass):
 
     name: ClassVar[str] = "pack_updates"
     triggers: ClassVar[tuple[str, ...]] = UPDATE_OPS
+    leave_computed_rows: ClassVar[bool] = True
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
@@ -48,6 +53,8 @@ class PackUpdates(Pass):
                 result.skip(node, "excluded by Options.exclude")
             elif not keeps_guard(view, node, _inputs(matched)):
                 result.skip(node, "its ids or gradient come from another branch")
+            elif self.leave_computed_rows and matched.computed:
+                continue  # see PackLateUpdates
             else:
                 updates.append(matched)
         edits = Edits(view)
@@ -74,6 +81,15 @@ def _key(update: SparseUpdate):
         update.sum_duplicates,
         update.step,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class PackLateUpdates(PackUpdates):
+    """Replaces the updates that add rows which others compute, behind TensorFlow's
+    own optimizers: what these make of that arithmetic hangs on the stock ops."""
+
+    name: ClassVar[str] = "pack_late_updates"
+    leave_computed_rows: ClassVar[bool] = False
 
 
 def _has_more_ops(update: SparseUpdate) -> bool:
