@@ -1,4 +1,4 @@
-# make demo | test | build | lint | format | bench; TF chooses the TensorFlow version.
+# make demo | test | test-slow | build | lint | format | bench; TF chooses the TensorFlow version.
 TF ?= 2.21.0
 PYTHON ?= python3.11
 VENV := .venv/$(TF)
@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # DeepCTR pins an old h5py and more; it runs without, and serves one test file.
 DEEPCTR := $(if $(filter 2.15.%,$(TF)),deepctr==0.9.4)
 
-.PHONY: demo test build lint format bench clean
+.PHONY: demo test test-slow build lint format bench clean
 
 $(READY):
 	@command -v $(PYTHON) >/dev/null || { echo "picasso_tf needs $(PYTHON); set PYTHON=... to another name of it."; exit 1; }
@@ -34,7 +34,10 @@ demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
-	$(BIN)/pytest -q -p no:cacheprovider -n 2 $(PYTEST_ARGS)
+	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m "not slow" $(PYTEST_ARGS)
+
+test-slow: build
+	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m slow $(PYTEST_ARGS)
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
