@@ -699,6 +699,8 @@ class GraphView:
             if ids is None or table is None or node.attr("batch_dims", 0) != 0:
                 return None
             return ids + table[1:] if self.constant_int(node.inputs[2]) == 0 else None
+        if op == "PicassoPackedLookup":
+            return self._of_packed_lookup(node, port)
         if op == "Reshape":
             return self._reshaped(first, node.inputs[1])
         if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
@@ -717,6 +719,25 @@ class GraphView:
                 if shape is not None and len(shape) == 2 and is_column(self, column):
                     return (None, shape[1])
         return None
+
+    def _of_packed_lookup(self, node: Node, port: int) -> Shape | None:
+        """Of an output that one lookup has for itself."""
+        members = node.attr("output_members")
+        if (
+            port >= len(members)
+            or members[port] != 1
+            or node.attr("output_stack")[port]
+        ):
+            return None
+        member = sum(members[:port])
+        declared = node.attr("member_shape")[member]
+        table = node.attr("member_table")[member]
+        bags = node.attr("bag_rows", [])
+        if declared is not None or table < 0 or (bags and bags[member] >= 0):
+            return declared
+        ids = self.shape(node.inputs[node.attr("N") + node.attr("ids_source")[member]])
+        rows = self.table(node.inputs[table]).shape
+        return None if ids is None or rows is None else ids + rows[1:]
 
     def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
         dims = self.constant_ints(shape)

@@ -42,6 +42,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
 
 # By the number of the phase: before TensorFlow's own optimizers, and behind them.
 _PHASES = (PASSES, PASSES_AFTER)
+_FAILURE = "picasso_failure"  # a node that raises
 
 _lock = threading.Lock()
 # The report that a thread made in the first phase, and of which run.
@@ -103,6 +104,8 @@ def _rewrite(
         except Exception as error:
             if not chosen.strict:
                 raise
+            if any(node.name == _FAILURE for node in graph_def.node):
+                return _UNCHANGED  # whoever runs it gets the first phase's error
             new_nodes = _failing(graph_def, names[1] + names[2], title, error)
         if new_nodes is None:
             return _UNCHANGED
@@ -131,14 +134,14 @@ def _failing(graph_def, wanted: list[str], item: str, error: Exception):
         node.attr["value"].tensor.CopyFrom(tensor)
         node.attr["dtype"].type = tensor.dtype
         new.append(node)
-    failure = node_def_pb2.NodeDef(name="picasso_failure", op="Assert", device=device)
+    failure = node_def_pb2.NodeDef(name=_FAILURE, op="Assert", device=device)
     failure.input.extend(node.name for node in new)
     failure.attr["T"].list.type.append(types_pb2.DT_STRING)
     failure.attr["summarize"].i = 3
     nodes = list(graph_def.node)
     for node in nodes:
         if node.name in wanted:
-            node.input.append("^picasso_failure")
+            node.input.append("^" + _FAILURE)
     return [*nodes, *new, failure]
 
 

@@ -85,7 +85,10 @@ class Report:
     def extend(self, later: Report) -> None:
         """Adds what a later phase did to the same graph."""
         self.packs.extend(later.packs)
-        self.skipped.extend(later.skipped)
+        packed = {member for pack in later.packs for member in pack.members}
+        self.skipped = [item for item in self.skipped if item.node not in packed]
+        known = {item.node for item in self.skipped}
+        self.skipped += [item for item in later.skipped if item.node not in known]
         self.failures.extend(later.failures)
         self.merged += later.merged
         self.seconds += later.seconds

@@ -38,7 +38,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 import picasso_tf
-from picasso_tf.passes import PackLookups, PackUpdates
+from picasso_tf.passes import PackLookups, PackUpdates, PassResult
 
 STEPS = 20
 FIELDS = len(ROWS)
@@ -1147,6 +1147,8 @@ def broken_pass(request, monkeypatch):
     """A pass that fails; nothing has warned so far."""
 
     def run(self, view):
+        if type(self) is not request.param:
+            return PassResult()  # the updates' pass has a second one behind it
         raise ValueError("no luck today")
 
     monkeypatch.setattr(request.param, "run", run)

