@@ -208,7 +208,9 @@ NO_NEGATIVE = tuple(s for s in STEPS if s != "negative_ids")
 
 
 def keras_form(name, structure, lookups, updates, **options) -> Form:
-    options = {"dtypes": POLICIES, "steps": COLUMN_STEPS} | options
+    # Not all updates of rows that Keras 3 computes are packed.
+    more = {"dtypes": POLICIES, "steps": COLUMN_STEPS, "not_yet": not KERAS_2}
+    options = more | options
     return Form("keras_" + name, structure, lookups, updates, **options)
 
 

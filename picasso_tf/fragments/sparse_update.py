@@ -121,6 +121,10 @@ class SparseUpdate:
     computed: bool = False
 
 
+# Set on an update that is left for later, when less may be known of shapes: that
+# there is one row of updates per id.
+ROW_PER_ID = "_picasso_row_per_id"
+
 # Float arithmetic on rows, as optimizers write it that have no op of their own.
 _ARITHMETIC = frozenset(
     {"Mul", "RealDiv", "Div", "DivNoNan", "Square", "Neg", "Sub", "Add", "AddV2"}
@@ -139,7 +143,11 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     if "GPU" in node.device.upper():
         return "the update is on a GPU, and packed updates have no GPU kernel yet"
     values, ids = node.inputs[rule.grad], node.inputs[rule.ids]
-    if rule.slots == 0 and not _is_vector_of_ids(view, node, values, ids):
+    if (
+        rule.slots == 0
+        and not node.attr(ROW_PER_ID)
+        and not _is_vector_of_ids(view, node, values, ids)
+    ):
         return "it is not known that there is one row of updates per id"
     index_type = node.attr("Tindices")
     summed = _match_sum(view, values, ids, node.device)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from picasso_tf.edits import Edits
 from picasso_tf.fragments.join import Slice
 from picasso_tf.fragments.sparse_update import (
+    ROW_PER_ID,
     UPDATE_OPS,
     SparseUpdate,
     match_update,
@@ -45,13 +46,15 @@ class PackUpdates(Pass):
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
+        edits = Edits(view)
         updates = []
         for node in view.of_types(UPDATE_OPS):
             matched = match_update(view, node)
             if isinstance(matched, str):
                 result.skip(node, matched)
             elif matched.computed and not self.behind_optimizers:
-                continue  # PackLateUpdates sees to it
+                if not node.attr(ROW_PER_ID):  # PackLateUpdates sees to the rest
+                    edits.set_inputs(node.name, node.inputs, **{ROW_PER_ID: True})
             elif self.options.excludes(matched.table.name):
                 result.skip(node, "excluded by Options.exclude")
             elif not keeps_guard(view, node, _inputs(matched)):
@@ -59,7 +62,6 @@ class PackUpdates(Pass):
                 result.skip(node, reason)
             else:
                 updates.append(matched)
-        edits = Edits(view)
         levels = view.levels(update.node.name for update in updates)
         groups = group(view, levels, updates, lambda update: update.node, _key)
         for _, members in groups:
