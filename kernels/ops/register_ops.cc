@@ -98,7 +98,17 @@ Status BagShape(InferenceContext* c, int dense_shape, int weights, int ones,
   TF_RETURN_IF_ERROR(c->Subshape(sparse, 0, -1, &leading));
   TF_RETURN_IF_ERROR(c->Subshape((*handle)[0].shape, 1, &row));
   TF_RETURN_IF_ERROR(c->Concatenate(leading, row, &leading));
-  return c->Merge(leading, *shape, shape);
+  if (!c->RankKnown(*shape) || c->Rank(*shape) == c->Rank(leading)) {
+    return c->Merge(leading, *shape, shape);
+  }
+  // Behind a Reshape or ExpandDims; where each bag's row is one of the first
+  // dimension, that is still the number of bags.
+  if (c->Rank(*shape) > 0 && c->Rank(sparse) == 2 &&
+      !c->ValueKnown(c->Dim(*shape, 0)) && ElementsBehind(c, *shape) >= 0 &&
+      ElementsBehind(c, *shape) == ElementsBehind(c, leading)) {
+    return c->ReplaceDim(*shape, 0, c->Dim(leading, 0), shape);
+  }
+  return tensorflow::OkStatus();
 }
 
 Status JoinShapes(InferenceContext* c, std::vector<ShapeHandle> members,
