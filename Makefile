@@ -34,7 +34,7 @@ demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
-	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m "not slow and not zoo" $(PYTEST_ARGS)
 
 test-slow: build
 	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m slow $(PYTEST_ARGS)

@@ -28,13 +28,13 @@ FAILING = {
     "DIEN": "module 'tensorflow.python.ops.array_ops' has no attribute 'stack'",
 }
 KERAS = [name for name in zoo_models.KERAS if name not in FAILING]
-# One of each kind; the others are marked slow.
+# One of each kind; the others are marked zoo.
 FAST = {"DeepFM", "DCN", "FwFM", "PNN", "FLEN", "DIN", "MMOE"}
 FAST |= {"DeepFMEstimator", "PNNEstimator"}
 
 
 def case(name: str, *more: str):
-    return pytest.param(name, *more, marks=() if name in FAST else pytest.mark.slow)
+    return pytest.param(name, *more, marks=() if name in FAST else pytest.mark.zoo)
 
 
 # "adam" is what DeepCTR's examples compile most models with.
