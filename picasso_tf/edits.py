@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
+from tensorflow.python.framework import dtypes, tensor_util
 
 from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
 
@@ -150,7 +150,7 @@ class Edits:
         else:
             stand_in.op = "Identity"
             stand_in.input.append(tensor_name(replacement))
-            stand_in.attr["T"].CopyFrom(_type_of_output(node))
+            stand_in.attr["T"].CopyFrom(_to_attr(self._view.dtype((node.name, 0))))
         return stand_in
 
     def _named_result(self, node: Node) -> node_def_pb2.NodeDef:
@@ -158,7 +158,7 @@ class Edits:
             name=node.name, op="PicassoResult", device=node.device
         )
         result.input.append(tensor_name(self._named[node.name]))
-        result.attr["T"].CopyFrom(_type_of_output(node))
+        result.attr["T"].CopyFrom(_to_attr(self._view.dtype((node.name, 0))))
         return result
 
     def _rewired(self, node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
@@ -223,14 +223,6 @@ class Edits:
         if not dropped:
             return nodes
         return [node for node in nodes if node.name not in dropped]
-
-
-def _type_of_output(node: Node) -> attr_value_pb2.AttrValue:
-    """The type of the first output."""
-    output = op_def_registry.get(node.op).output_arg[0]
-    if output.type_attr:
-        return node.copy_attr(output.type_attr)
-    return attr_value_pb2.AttrValue(type=output.type)
 
 
 def _waiting(

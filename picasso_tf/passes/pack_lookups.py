@@ -153,31 +153,21 @@ class PackLookups(Pass):
             else:
                 lookups.append(matched)
                 packed.update(x.name for x in matched.nodes)
-        for node in view.of_types(STITCH_OPS):
-            if node.name in packed:
-                continue
-            matched = match_parts(view, node)
-            if matched is None:
-                continue
-            if not isinstance(matched, str):
-                matched = self._reason_against(view, matched) or matched
-            if isinstance(matched, str):
-                result.skip(node, f"its parts alone may be packed: {matched}")
-            else:
-                lookups.append(matched)
-                packed.update(x.name for x in matched.nodes)
-        for node in view.of_types(LOOKUP_OPS):
-            if node.name in packed:
-                continue
-            matched = match_lookup(view, node)
-            if matched is None:
-                continue
-            if not isinstance(matched, str):
-                matched = self._reason_against(view, matched) or matched
-            if isinstance(matched, str):
-                result.skip(node, matched)
-            else:
-                lookups.append(matched)
+        for op_types, match, why in (
+            (STITCH_OPS, match_parts, "its parts alone may be packed: "),
+            (LOOKUP_OPS, match_lookup, ""),
+        ):
+            for node in view.of_types(op_types):
+                matched = None if node.name in packed else match(view, node)
+                if matched is None:
+                    continue
+                if not isinstance(matched, str):
+                    matched = self._reason_against(view, matched) or matched
+                if isinstance(matched, str):
+                    result.skip(node, why + matched)
+                else:
+                    lookups.append(matched)
+                    packed.update(x.name for x in matched.nodes)
         lookups.sort(key=lambda lookup: lookup.node.index)
         return lookups
 
