@@ -10,7 +10,15 @@ import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import dtypes, tensor_util
 
-from picasso_tf.graph import GraphView, Node, Shape, Tensor, has_effect, tensor_name
+from picasso_tf.graph import (
+    GraphView,
+    Node,
+    Shape,
+    Tensor,
+    has_effect,
+    sources_of,
+    tensor_name,
+)
 
 
 class Edits:
@@ -18,7 +26,7 @@ class Edits:
 
     def __init__(self, view: GraphView):
         self._view = view
-        self._added: list[node_def_pb2.NodeDef] = []
+        self._added: dict[str, node_def_pb2.NodeDef] = {}
         self._removed: set[str] = set()
         # Removed nodes that had to run: what does so in their place.
         self.moved: dict[str, str] = {}
@@ -34,9 +42,8 @@ class Edits:
 
     def unique(self, name: str) -> str:
         """`name`, with a number behind it if a node has it already."""
-        taken = {node.name for node in self._added}
         unique, count = name, 0
-        while unique in self._view.nodes or unique in taken:
+        while unique in self._view.nodes or unique in self._added:
             count += 1
             unique = f"{name}_{count}"
         return unique
@@ -58,7 +65,7 @@ class Edits:
         node.input.extend("^" + control for control in sorted(set(controls)))
         for key, value in attrs.items():
             node.attr[key].CopyFrom(_to_attr(value))
-        self._added.append(node)
+        self._added[unique] = node
         return unique
 
     def add_constant(self, like: str) -> str:
@@ -108,24 +115,32 @@ class Edits:
         """Gives a node other inputs (its control inputs stay) and attributes."""
         self._inputs[name] = (tuple(inputs), attrs)
 
-    def apply(self) -> list[node_def_pb2.NodeDef]:
+    def apply(self) -> list[Node]:
         """The edited graph: nodes in their old order, new ones at the end."""
         view = self._view
         waits: dict[str, list[str]] = {}
         for name, waits_for in self._waits.items():
             late = self._controls.get(name, name)
             waits.setdefault(late, []).extend(waits_for)
-        kept: list[node_def_pb2.NodeDef] = []
+        changed = {*self._inputs, *waits}
+        for tensor in self._tensors:
+            changed.update(reader.name for reader, _ in view.consumers(tensor))
+        for name in self._controls:
+            changed.update(reader.name for reader in view.control_consumers(name))
+        kept: list[Node] = []
         for name, node in view.nodes.items():
             if name in self._removed:
                 if name in view.preserve:
-                    kept.append(self._stand_in(node))
+                    kept.append(Node(self._stand_in(node)))
                 elif name in self._named:
-                    kept.append(self._named_result(node))
-                continue
-            kept.append(self._rewired(self._with_inputs(node)))
-        kept.extend(self._rewired(node) for node in self._added)
-        kept = [_waiting(node, waits.get(node.name, ())) for node in kept]
+                    kept.append(Node(self._named_result(node)))
+            elif name in changed:
+                new = _waiting(self._rewired(self._with_inputs(node)), waits.get(name))
+                kept.append(node if new is node.node_def else Node(new))
+            else:
+                kept.append(node)
+        for name, node_def in self._added.items():
+            kept.append(Node(_waiting(self._rewired(node_def), waits.get(name))))
         return self._without_orphans(kept)
 
     def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
@@ -190,35 +205,34 @@ class Edits:
         copy.input.extend(edges)
         return copy
 
-    def _without_orphans(self, nodes):
+    def _without_orphans(self, nodes: list[Node]) -> list[Node]:
         """Drops nodes without effect whose every consumer was taken away."""
-        readers: collections.Counter[str] = collections.Counter()
-        by_name = {}
-        for node in nodes:
-            by_name[node.name] = node
-            readers.update(_edge_node(edge) for edge in node.input)
-        dropped: set[str] = set()
-        pending = []
-        for name in self._removed:
-            pending.extend(
-                _edge_node(edge) for edge in self._view.nodes[name]._def.input
-            )
-        for old in self._tensors:
-            pending.append(old[0])
         view = self._view
+        by_name = {node.name: node for node in nodes}
+        # How many more read a node than before.
+        more: collections.Counter[str] = collections.Counter()
+        lost = []
+        for name, node in view.nodes.items():
+            if by_name.get(name) is not node:
+                more.subtract(sources_of(node))
+                lost.extend(sources_of(node))
+        for node in nodes:
+            if view.nodes.get(node.name) is not node:
+                more.update(sources_of(node))
+        dropped: set[str] = set()
+        pending = [*lost, *(name for name, _ in self._tensors)]
         while pending:
             name = pending.pop()
             node = by_name.get(name)
-            if node is None or name in dropped or readers[name] > 0:
+            if node is None or name in dropped or view.readers(name) + more[name] > 0:
                 continue
             if name in view.preserve or name in view.feeds or name in view.keep:
                 continue
             if has_effect(node.op):
                 continue
             dropped.add(name)
-            for edge in node.input:
-                source = _edge_node(edge)
-                readers[source] -= 1
+            for source in sources_of(node):
+                more[source] -= 1
                 pending.append(source)
         if not dropped:
             return nodes
@@ -226,9 +240,11 @@ class Edits:
 
 
 def _waiting(
-    node: node_def_pb2.NodeDef, waits_for: Sequence[str]
+    node: node_def_pb2.NodeDef, waits_for: Sequence[str] | None
 ) -> node_def_pb2.NodeDef:
     """The node, with control edges from all of these but itself."""
+    if not waits_for:
+        return node
     known = {_edge_node(edge) for edge in node.input if edge[0] == "^"}
     new = [name for name in waits_for if name != node.name and name not in known]
     if not new:

@@ -6,7 +6,6 @@ passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain val
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ class Node:
 
     __slots__ = ("_def", "controls", "device", "index", "inputs", "name", "op")
 
-    def __init__(self, node_def: node_def_pb2.NodeDef, index: int):
+    def __init__(self, node_def: node_def_pb2.NodeDef):
         self._def = node_def
-        self.index = index
+        self.index = -1  # in its view
         self.name = node_def.name
         self.op = node_def.op
         self.device = node_def.device
@@ -40,6 +39,11 @@ class Node:
                 inputs.append((name, int(port) if colon else 0))
         self.inputs: tuple[Tensor, ...] = tuple(inputs)
         self.controls: tuple[str, ...] = tuple(controls)
+
+    @property
+    def node_def(self) -> node_def_pb2.NodeDef:
+        """Not to be changed."""
+        return self._def
 
     def attr(self, key: str, default: Any = None) -> Any:
         """The attribute's value, or `default`.
@@ -129,7 +133,6 @@ _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 # Nodes looked at before a barrier is taken as it is.
 _EFFECTS_LIMIT = 20_000
-_BOOKKEEPING_LIMIT = 10_000
 # Stateful or not, these only name what comes from outside.
 _SOURCES = frozenset(
     {"Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"}
@@ -145,7 +148,8 @@ class GraphView:
     """An immutable view over nodes.
 
     Args:
-      nodes: NodeDefs, not copied.
+      nodes: NodeDefs, not copied, or Nodes of an earlier view, which is not to be
+        used any more.
       feeds: names of nodes whose outputs are fed: what is before them does not
         run.
       preserve: names of nodes that must keep their name and their outputs, which
@@ -160,7 +164,7 @@ class GraphView:
 
     def __init__(
         self,
-        nodes: Iterable[node_def_pb2.NodeDef],
+        nodes: Iterable[node_def_pb2.NodeDef | Node],
         *,
         feeds: Iterable[str] = (),
         preserve: Iterable[str] = (),
@@ -168,10 +172,8 @@ class GraphView:
         roots: Sequence[Iterable[str]] | None = None,
         arg_tables: dict[str, tuple[Shape | None, dtypes.DType | None]] | None = None,
     ):
-        self.nodes: dict[str, Node] = {}
-        for index, node_def in enumerate(nodes):
-            node = Node(node_def, index)
-            self.nodes[node.name] = node
+        self._list = [n if isinstance(n, Node) else Node(n) for n in nodes]
+        self.nodes: dict[str, Node] = {node.name: node for node in self._list}
         self.feeds = frozenset(feeds)
         self.preserve = frozenset(preserve)
         self.keep = frozenset(keep)
@@ -179,16 +181,23 @@ class GraphView:
         self._shapes: dict[Tensor, Shape | None] = {}
         self._consumers: dict[Tensor, list[tuple[Node, int]]] = {}
         self._control_consumers: dict[str, list[Node]] = {}
-        for node in self.nodes.values():
+        consumers, waiting = self._consumers, self._control_consumers
+        for index, node in enumerate(self._list):
+            node.index = index
             for position, tensor in enumerate(node.inputs):
-                self._consumers.setdefault(tensor, []).append((node, position))
+                if tensor in consumers:
+                    consumers[tensor].append((node, position))
+                else:
+                    consumers[tensor] = [(node, position)]
             for name in node.controls:
-                self._control_consumers.setdefault(name, []).append(node)
+                waiting.setdefault(name, []).append(node)
         self._roots = None if roots is None else [frozenset(root) for root in roots]
-        self._serves: dict[str, int] | None = None
+        self._serves: list[int] | None = None
         self._order: list[Node] | None = None
-        self._readers: dict[str, list[Node]] | None = None
-        self._unheld: dict[Tensor, bool] = {}
+        self._before: list[list[int]] | None = None
+        self._behind: list[list[int]] = []
+        self._held: set[str] | None = None
+        self._constants: dict[str, Any] = {}
         self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
         self._frames: dict[str, tuple[str, ...]] = {}
@@ -226,23 +235,27 @@ class GraphView:
     def waits_for_nobody(self, tensor: Tensor) -> bool:
         """Whether no control edge holds back a tensor of bookkeeping: an axis, a
         shape, a size. Looks at what computes it, up to nodes with effects."""
-        if tensor not in self._unheld:
-            seen: set[str] = set()
-            pending = [tensor[0]]
-            unheld = True
-            while pending and unheld:
-                name = pending.pop()
-                node = self.nodes.get(name)
-                if node is None or name in seen or name in self.feeds:
-                    continue
-                seen.add(name)
-                if has_effect(node.op):
-                    continue
-                unheld = not node.controls and len(seen) < _BOOKKEEPING_LIMIT
-                if node.op not in ("Shape", "ShapeN", "Size", "Rank"):
-                    pending.extend(source for source, _ in node.inputs)
-            self._unheld[tensor] = unheld
-        return self._unheld[tensor]
+        if self._held is None:
+            self._held = self._find_held()
+        return tensor[0] not in self._held
+
+    def _find_held(self) -> set[str]:
+        held: set[str] = set()
+        pending = [node for node in self._list if node.controls]
+        while pending:
+            node = pending.pop()
+            if node.name in held or node.name in self.feeds or has_effect(node.op):
+                continue
+            held.add(node.name)
+            readers = [self._list[index] for index in self.edges()[1][node.index]]
+            if node.op in ("NextIteration", "RefNextIteration"):
+                readers += [reader for reader, _ in self.consumers((node.name, 0))]
+            pending.extend(
+                reader
+                for reader in readers
+                if reader.op not in ("Shape", "ShapeN", "Size", "Rank")
+            )
+        return held
 
     def consumers(self, tensor: Tensor) -> Sequence[tuple[Node, int]]:
         """Nodes that read the tensor, with the input's position."""
@@ -250,6 +263,15 @@ class GraphView:
 
     def control_consumers(self, name: str) -> Sequence[Node]:
         return self._control_consumers.get(name, ())
+
+    def readers(self, name: str) -> int:
+        """How many edges come from a node, those that close loops included."""
+        node = self.nodes.get(name)
+        if node is None:
+            return 0
+        if node.op in ("NextIteration", "RefNextIteration"):
+            return len(self.consumers((name, 0))) + len(self.control_consumers(name))
+        return len(self.edges()[1][node.index])
 
     def of_types(self, op_types: Iterable[str]) -> list[Node]:
         """The nodes of some op types, in graph order."""
@@ -265,11 +287,28 @@ class GraphView:
         if self._roots is None:
             return 1
         if self._serves is None:
-            self._serves = dict.fromkeys(self.nodes, 0)
+            self._serves = [0] * len(self._list)
             for bit, root in enumerate(self._roots):
-                for reached in reachable(self.nodes, root, self.feeds) - self.feeds:
-                    self._serves[reached] |= 1 << bit
-        return self._serves[name]
+                for index in self._needed_by(root):
+                    self._serves[index] |= 1 << bit
+        return self._serves[self.nodes[name].index]
+
+    def _needed_by(self, names: Iterable[str]) -> set[int]:
+        """What these need, by index; fed nodes and what is before them do not run."""
+        nodes, (before, _) = self.nodes, self.edges()
+        fed = {nodes[name].index for name in self.feeds if name in nodes}
+        needed = {nodes[name].index for name in names if name in nodes} - fed
+        pending = list(needed)
+        while pending:
+            index = pending.pop()
+            sources = before[index]
+            if self._list[index].op in ("Merge", "RefMerge"):
+                sources = [nodes[n].index for n in sources_of(self._list[index])]
+            for source in sources:
+                if source not in needed and source not in fed:
+                    needed.add(source)
+                    pending.append(source)
+        return needed
 
     def order(self) -> list[Node]:
         """All nodes in an order in which inputs come first.
@@ -288,7 +327,7 @@ class GraphView:
         Raises:
           ValueError: there is no such order.
         """
-        order, stuck = self._sorted(waits)
+        order, _, stuck = self._sorted(waits)
         if stuck:
             raise ValueError(
                 "The graph has a cycle that no loop explains, through "
@@ -299,32 +338,63 @@ class GraphView:
     def stuck(self, waits: Waits) -> set[str]:
         """Names of the nodes that would never run with additional edges: those on
         cycles, and what comes behind them."""
-        return self._sorted(waits)[1] if waits else set()
+        return self._sorted(waits)[2] if waits else set()
 
-    def _sorted(self, waits: Waits) -> tuple[list[Node], set[str]]:
-        """Nodes in order, and the names of those behind a cycle."""
-        waiting: dict[str, int] = {}
-        ready: collections.deque[Node] = collections.deque()
-        followers: dict[str, list[Node]] = {}
-        for name, node in self.nodes.items():
-            edges = 0
-            for source in self._sources(node, waits):
-                followers.setdefault(source, []).append(node)
-                edges += 1
-            waiting[name] = edges
-            if edges == 0:
-                ready.append(node)
-        order = []
-        while ready:
-            node = ready.popleft()
-            order.append(node)
-            for follower in followers.get(node.name, ()):
-                waiting[follower.name] -= 1
-                if waiting[follower.name] == 0:
+    def edges(self) -> tuple[list[list[int]], list[list[int]]]:
+        """By a node's index, the indices of the nodes that it needs, and of those
+        that need it, with repetitions; without the edges that close loops."""
+        if self._before is None:
+            nodes, before = self.nodes, []
+            behind: list[list[int]] = [[] for _ in self._list]
+            for index, node in enumerate(self._list):
+                sources = [
+                    nodes[name].index for name, _ in node.inputs if name in nodes
+                ]
+                if node.op in ("Merge", "RefMerge"):
+                    closing = ("NextIteration", "RefNextIteration")
+                    sources = [i for i in sources if self._list[i].op not in closing]
+                sources += [
+                    nodes[name].index for name in node.controls if name in nodes
+                ]
+                before.append(sources)
+                for source in sources:
+                    behind[source].append(index)
+            self._before, self._behind = before, behind
+        return self._before, self._behind
+
+    def _sorted(
+        self, waits: Waits, anchors: frozenset[str] = frozenset()
+    ) -> tuple[list[Node], list[int], set[str]]:
+        """Nodes in order, by index the most anchors on a path that ends with each,
+        and the names of those on or behind a cycle."""
+        before, behind = self.edges()
+        waiting = [len(sources) for sources in before]
+        more: dict[int, list[int]] = {}
+        for name, sources in waits.items():
+            index = self.nodes[name].index
+            for source in sources:
+                more.setdefault(self.nodes[source].index, []).append(index)
+                waiting[index] += 1
+        counts = [0] * len(waiting)
+        ready = [index for index, edges in enumerate(waiting) if not edges]
+        for index in ready:  # grows on the way
+            count = counts[index]
+            if anchors and self._list[index].name in anchors:
+                count += 1
+                counts[index] = count
+            followers = behind[index]
+            if index in more:
+                followers = followers + more[index]
+            for follower in followers:
+                if counts[follower] < count:
+                    counts[follower] = count
+                waiting[follower] -= 1
+                if not waiting[follower]:
                     ready.append(follower)
-        if len(order) == len(waiting):
-            return order, set()
-        return order, {name for name, edges in waiting.items() if edges > 0}
+        stuck = set()
+        if len(ready) < len(waiting):
+            stuck = {self._list[i].name for i, edges in enumerate(waiting) if edges > 0}
+        return [self._list[index] for index in ready], counts, stuck
 
     def comes_before(self, names: Iterable[str], last: str, waits: Waits) -> bool:
         """Whether node `last` depends on one of the nodes, itself included."""
@@ -338,48 +408,25 @@ class GraphView:
             if name in wanted:
                 return True
             seen.add(name)
-            pending.extend(self._sources(self.nodes[name], waits))
+            pending.extend(self.sources(self.nodes[name]))
+            pending.extend(waits.get(name, ()))
         return False
 
     def behind(self, nodes: Iterable[Node]) -> Iterable[Node]:
         """The nodes, and all that depend on them."""
-        pending = list(nodes)
-        seen = {node.name for node in pending}
+        pending = [node.index for node in nodes]
+        seen = set(pending)
         while pending:
-            node = pending.pop()
-            yield node
-            for follower in self._followers(node.name):
-                if follower.name not in seen:
-                    seen.add(follower.name)
+            index = pending.pop()
+            yield self._list[index]
+            for follower in self.edges()[1][index]:
+                if follower not in seen:
+                    seen.add(follower)
                     pending.append(follower)
-
-    def _followers(self, name: str) -> Sequence[Node]:
-        """Who reads an output of the node, or waits for it."""
-        if self._readers is None:
-            self._readers = {}
-            for node in self.nodes.values():
-                for source in {*(source for source, _ in node.inputs), *node.controls}:
-                    self._readers.setdefault(source, []).append(node)
-        return self._readers.get(name, ())
 
     def sources(self, node: Node) -> Iterable[str]:
         """Names of nodes that must run before `node`, with repetitions."""
-        return self._sources(node, {})
-
-    def _sources(self, node: Node, waits: Waits) -> Iterable[str]:
-        """Names of nodes that must run before `node`, with repetitions."""
-        closes_loop = node.op in ("Merge", "RefMerge")
-        for tensor in node.inputs:
-            source = self.nodes.get(tensor[0])
-            if source is None:
-                continue
-            if closes_loop and source.op in ("NextIteration", "RefNextIteration"):
-                continue
-            yield source.name
-        for name in node.controls:
-            if name in self.nodes:
-                yield name
-        yield from waits.get(node.name, ())
+        return [self._list[index].name for index in self.edges()[0][node.index]]
 
     def levels(self, anchors: Iterable[str], waits: Waits | None = None):
         """Per node, the most anchors on a path that ends with it.
@@ -390,14 +437,12 @@ class GraphView:
         groups of anchors, each of one level, can be contracted at once without
         a cycle: every edge into a group rises by a level, and none falls.
         """
-        anchor_set = frozenset(anchors)
-        waits = waits or {}
-        levels: dict[str, int] = {}
-        for node in self._sorted(waits)[0] if waits else self.order():
-            sources = self._sources(node, waits)
-            level = max((levels[source] for source in sources), default=0)
-            levels[node.name] = level + (node.name in anchor_set)
-        return levels
+        _, counts, stuck = self._sorted(waits or {}, frozenset(anchors))
+        if stuck:
+            raise ValueError(f"No level has {sorted(stuck)[:5]}: there is a cycle.")
+        return {
+            node.name: count for node, count in zip(self._list, counts, strict=True)
+        }
 
     def group_levels(
         self, groups: Mapping[str, Hashable]
@@ -423,38 +468,40 @@ class GraphView:
 
     def _contract(self, groups: Mapping[str, Hashable]):
         """(levels, groups on cycles), with levels only if there are no such."""
-        # Groups are told from nodes by being wrapped.
-        unit_of = {name: (group,) for name, group in groups.items()}
-        waiting: dict[Any, int] = {}
-        followers: dict[Any, list[Any]] = {}
-        for name, node in self.nodes.items():
-            unit = unit_of.get(name, name)
-            waiting.setdefault(unit, 0)
-            for source in self.sources(node):
-                before = unit_of.get(source, source)
-                if before != unit:
-                    followers.setdefault(before, []).append(unit)
+        # Units are numbered: nodes by their index, groups behind them.
+        before, _ = self.edges()
+        numbers: dict[Hashable, int] = {}
+        unit_of = list(range(len(self._list)))
+        for name, group in groups.items():
+            number = numbers.setdefault(group, len(unit_of) + len(numbers))
+            unit_of[self.nodes[name].index] = number
+        size = len(unit_of) + len(numbers)
+        waiting = [0] * size
+        followers: list[list[int]] = [[] for _ in range(size)]
+        for index, sources in enumerate(before):
+            unit = unit_of[index]
+            for source in sources:
+                from_unit = unit_of[source]
+                if from_unit != unit:
+                    followers[from_unit].append(unit)
                     waiting[unit] += 1
-        depth: dict[Any, int] = dict.fromkeys(waiting, 0)
-        ready = collections.deque(unit for unit, edges in waiting.items() if not edges)
-        levels = {}
-        done = 0
-        while ready:
-            unit = ready.popleft()
-            done += 1
+        depth = [0] * size
+        ready = [unit for unit, edges in enumerate(waiting) if not edges]
+        for unit in ready:  # grows on the way
+            if unit >= len(unit_of):
+                depth[unit] += 1
             level = depth[unit]
-            if isinstance(unit, tuple):
-                level += 1
-                levels[unit[0]] = level
-            for follower in followers.get(unit, ()):
-                depth[follower] = max(depth[follower], level)
+            for follower in followers[unit]:
+                if depth[follower] < level:
+                    depth[follower] = level
                 waiting[follower] -= 1
-                if waiting[follower] == 0:
+                if not waiting[follower]:
                     ready.append(follower)
-        if done == len(waiting):
-            return levels, set()
-        left = {unit for unit, edges in waiting.items() if edges > 0}
-        return {}, _on_cycles(left, followers)
+        if len(ready) == size:
+            return {group: depth[number] for group, number in numbers.items()}, set()
+        left = {unit for unit, edges in enumerate(waiting) if edges > 0}
+        cyclic = _on_cycles(left, followers)
+        return {}, {group for group, number in numbers.items() if number in cyclic}
 
     def effects_before(self, name: str, known: str) -> frozenset[str] | None:
         """The nodes with effects that node `name` waits for, other than through
@@ -513,24 +560,28 @@ class GraphView:
         if self._guards is not None:
             return
         self._guards = {}
-        if not any(
-            node.op in ("Switch", "RefSwitch", "_SwitchN", "Enter", "RefEnter")
-            for node in self.nodes.values()
-        ):
+        starts = self.of_types(("Switch", "RefSwitch", "_SwitchN", "Enter", "RefEnter"))
+        if not starts:
             return
+        # What is not behind one of these has no guard and no frame.
+        behind = {node.index for node in self.behind(starts)}
         # What an edge carries on: of Switch it depends on the port, Exit leaves
         # a frame and with it the guards that were set inside.
         outgoing: dict[str, tuple[frozenset, tuple[str, ...]]] = {}
         frame_guards: dict[tuple[str, ...], frozenset] = {(): frozenset()}
         nothing: tuple[frozenset, tuple[str, ...]] = (frozenset(), ())
         for node in self.order():
+            if node.index not in behind:
+                continue
             guards = []
             frame: tuple[str, ...] = ()
             for tensor in node.inputs:
                 source = self.nodes.get(tensor[0])
-                if source is None or source.name not in outgoing:
-                    continue
-                guard, source_frame = outgoing[source.name]
+                if source is None or (
+                    source.index in behind and source.name not in outgoing
+                ):
+                    continue  # this edge closes a loop
+                guard, source_frame = outgoing.get(source.name, nothing)
                 guards.append(guard | self._switch_guard(source, tensor[1]))
                 if len(source_frame) > len(frame):
                     frame = source_frame
@@ -619,11 +670,14 @@ class GraphView:
         return types[tensor[1]] if tensor[1] < len(types) else None
 
     def constant(self, tensor: Tensor):
-        """The value of a constant as a NumPy array, else None."""
+        """The value of a constant as a NumPy array, not to be changed; else None."""
         node = self.producer(self.skip(tensor, FORWARDING))
         if node is None or node.op != "Const":
             return None
-        return tensor_util.MakeNdarray(node._def.attr["value"].tensor)
+        if node.name not in self._constants:
+            value = tensor_util.MakeNdarray(node._def.attr["value"].tensor)
+            self._constants[node.name] = value
+        return self._constants[node.name]
 
     def constant_int(self, tensor: Tensor) -> int | None:
         """The value of a constant with one element, as an int."""
@@ -996,34 +1050,22 @@ def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
     return (first, last - first, False) if 0 <= first < last else None
 
 
-def reachable(nodes, roots: Iterable[str], feeds) -> set[str]:
-    """Names of `nodes` that the roots depend on, themselves included; what is
-    before a fed node does not count. `nodes` maps names to Nodes."""
+def sources_of(node: Node) -> list[str]:
+    """Names of the nodes that a node reads or waits for, with repetitions."""
+    return [*(name for name, _ in node.inputs), *node.controls]
+
+
+def prune(node_defs, roots: Iterable[str]) -> list[Node]:
+    """The nodes that the roots depend on, in their order."""
+    nodes = {node.name: node for node in map(Node, node_defs)}
     reached: set[str] = set()
-    pending = [name for name in roots if name in nodes]
+    pending = list(roots)
     while pending:
         name = pending.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        if name in feeds:
-            continue
-        node = nodes[name]
-        for source, _ in node.inputs:
-            if source in nodes:
-                pending.append(source)
-        pending.extend(source for source in node.controls if source in nodes)
-    return reached
-
-
-def prune(node_defs, roots: Iterable[str]):
-    """The NodeDefs that the roots depend on, in their order."""
-    nodes = {}
-    for index, node_def in enumerate(node_defs):
-        node = Node(node_def, index)
-        nodes[node.name] = node
-    reached = reachable(nodes, roots, ())
-    return [node_def for node_def in node_defs if node_def.name in reached]
+        if name in nodes and name not in reached:
+            reached.add(name)
+            pending.extend(sources_of(nodes[name]))
+    return [node for node in nodes.values() if node.name in reached]
 
 
 def with_effects(node_defs) -> list[str]:
@@ -1031,17 +1073,17 @@ def with_effects(node_defs) -> list[str]:
     return [node_def.name for node_def in node_defs if has_effect(node_def.op)]
 
 
-def _on_cycles(units: set, followers: Mapping[Any, list[Any]]) -> set[Hashable]:
-    """The groups among `units` that lie on a cycle within them (Tarjan)."""
-    found: set[Hashable] = set()
-    number: dict[Any, int] = {}
-    low: dict[Any, int] = {}
-    stack: list[Any] = []
-    on_stack: set[Any] = set()
+def _on_cycles(units: set[int], followers: Sequence[list[int]]) -> set[int]:
+    """Those of `units` that lie on a cycle within them (Tarjan)."""
+    found: set[int] = set()
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
     for start in units:
         if start in number:
             continue
-        calls = [(start, iter(followers.get(start, ())))]
+        calls = [(start, iter(followers[start]))]
         number[start] = low[start] = len(number)
         stack.append(start)
         on_stack.add(start)
@@ -1054,7 +1096,7 @@ def _on_cycles(units: set, followers: Mapping[Any, list[Any]]) -> set[Hashable]:
                     number[follower] = low[follower] = len(number)
                     stack.append(follower)
                     on_stack.add(follower)
-                    calls.append((follower, iter(followers.get(follower, ()))))
+                    calls.append((follower, iter(followers[follower])))
                     break
                 if follower in on_stack:
                     low[unit] = min(low[unit], number[follower])
@@ -1072,14 +1114,19 @@ def _on_cycles(units: set, followers: Mapping[Any, list[Any]]) -> set[Hashable]:
                         if top == unit:
                             break
                     if len(component) > 1:
-                        found |= {u[0] for u in component if isinstance(u, tuple)}
+                        found.update(component)
     return found
+
+
+_effects: dict[str, bool] = dict.fromkeys(_SOURCES, True)
 
 
 def has_effect(op: str) -> bool:
     """Whether a node may not vanish although nobody reads it."""
-    if op in _SOURCES:
-        return True
-    op_def = op_def_registry.get(op)
-    # An unknown op is a call of a library function.
-    return op_def is None or op_def.is_stateful
+    known = _effects.get(op)
+    if known is None:
+        op_def = op_def_registry.get(op)
+        if op_def is None:
+            return True  # a call of a library function, or an op to be registered yet
+        known = _effects[op] = op_def.is_stateful
+    return known

@@ -15,7 +15,7 @@ from tensorflow.python.framework import tensor_util
 
 from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
-from picasso_tf.graph import prune, with_effects
+from picasso_tf.graph import with_effects
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES, PASSES_AFTER, triggers_of
 from picasso_tf.report import Report
@@ -163,11 +163,8 @@ def _rewrite_item(
     nodes = list(graph_def.node)
     roots = None
     if preserve or keep:
-        # A session's graph holds all that was ever built. Packs must not need the
-        # feeds of what does not run, nor what is before a feed.
-        root = [*preserve, *keep, *([] if may_prune else with_effects(nodes))]
-        nodes = prune(nodes, [*root, *feeds])
-        roots = [root]
+        # Nothing may be packed that waits for what is before a feed.
+        roots = [[*preserve, *keep, *([] if may_prune else with_effects(nodes))]]
     view_args = {"feeds": feeds, "preserve": preserve, "keep": keep, "roots": roots}
     outcome = rewrite_nodes(nodes, options, item, view_args, _PHASES[phase])
     _keep_report(outcome.report, phase, run)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from absl import logging
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -14,7 +14,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
-from picasso_tf.graph import GraphView, prune
+from picasso_tf.graph import GraphView, Node, prune
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES, Pass, triggers_of
 from picasso_tf.report import Report, merge
@@ -106,7 +106,7 @@ def rewrite_library(library, options: Options) -> list[Report]:
 
 @dataclasses.dataclass
 class Outcome:
-    """Of all passes over one graph: see `PassResult` for nodes and moved."""
+    """Of all passes over one graph: its new nodes, and `moved` of `PassResult`."""
 
     report: Report
     nodes: list[node_def_pb2.NodeDef] | None = None
@@ -114,7 +114,7 @@ class Outcome:
 
 
 def rewrite_nodes(
-    nodes: Sequence[node_def_pb2.NodeDef],
+    nodes: Iterable[node_def_pb2.NodeDef | Node],
     options: Options,
     title: str,
     view_args: dict,
@@ -127,16 +127,17 @@ def rewrite_nodes(
     `view_args` are those of `GraphView`.
     """
     started = time.perf_counter()
-    report = Report(title, ops_before=_count(nodes))
-    result = Outcome(report)
     # Thousands of small objects die young here: collecting would only cost.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        if {node.op for node in nodes}.isdisjoint(triggers_of(passes)):
+        current = [node if isinstance(node, Node) else Node(node) for node in nodes]
+        report = Report(title, ops_before=_count(current))
+        result = Outcome(report)
+        changed = False
+        if {node.op for node in current}.isdisjoint(triggers_of(passes)):
             passes = ()
         for pass_type in passes:
-            current = nodes if result.nodes is None else result.nodes
             triggers = frozenset(pass_type.triggers)
             if triggers and not any(node.op in triggers for node in current):
                 continue
@@ -152,15 +153,17 @@ def rewrite_nodes(
             report.skipped.extend(done.skipped)
             report.merged += done.merged
             if done.nodes is not None:
-                result.nodes = done.nodes
+                current, changed = done.nodes, True
                 moved = {n: done.moved.get(to, to) for n, to in result.moved.items()}
                 result.moved = moved | done.moved
+        if changed:
+            result.nodes = [node.node_def for node in current]
     finally:
         if collecting:
             gc.enable()
     for pack in report.packs:
         report._counts_before[pack.name] = ops.pack_counts(pack.name)
-    report.ops_after = _count(nodes if result.nodes is None else result.nodes)
+    report.ops_after = _count(current)
     report.seconds = time.perf_counter() - started
     return result
 

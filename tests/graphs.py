@@ -77,8 +77,7 @@ def ops_of(graph_def) -> collections.Counter:
 def spell(graph_def, attrs=()) -> str:
     """A graph as text, a line a node in graph order, for golden files."""
     lines = []
-    for index, node_def in enumerate(graph_def.node):
-        node = Node(node_def, index)
+    for node in map(Node, graph_def.node):
         edges = [tensor_name(tensor) for tensor in node.inputs]
         edges += ["^" + name for name in sorted(node.controls)]
         chosen = [

@@ -557,7 +557,7 @@ def test_golden():
     wanted = {"preserve": ["train"], "roots": [{"train"}]}
 
     def packed(before):
-        before = prune(before, ["train"])
+        before = [node.node_def for node in prune(before, ["train"])]
         for node in before:
             for key in ("_class", "debug_name"):
                 node.attr.pop(key, None)

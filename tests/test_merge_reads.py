@@ -40,7 +40,7 @@ def merge(graph, options=STRICT, **view_args):
         return nodes, 0
     again = MergeReads(options).run(GraphView(done.nodes, **view_args))
     assert again.nodes is None and again.merged == 0
-    return done.nodes, done.merged
+    return [node.node_def for node in done.nodes], done.merged
 
 
 def reads(nodes):

@@ -56,93 +56,97 @@ class BagSums {
   // Those ids of a part with a plan that belong to `task`.
   void Build(const UpdateMember<T>& m, const UpdatePart<T>& part,
              int64_t task) {
-    const BagPlan& plan = *part.plan;
-    entries_.clear();
-    unique_.Reset(plan.size());
-    const T* chunk = part.grad;
-    int64_t j = 0;
-    for (int64_t b = 0; b < plan.bags(); ++b) {
-      const bool zero = part.zero_filled && plan.filled(b);
-      const T* grad = zero ? nullptr : chunk + j * m.dim;
-      for (int64_t e = plan.offsets()[b]; e < plan.offsets()[b + 1]; ++e) {
-        int64_t id = plan.ids()[e];
-        if (part.filter != nullptr && !part.filter->Keep(id, &id)) continue;
-        if (m.tasks != 1 && TaskOf(id, m.tasks) != task) continue;
-        const int32_t unique =
-            unique_.Position(id, [&](int64_t row) { PrefetchRows(m, row); });
-        entries_.push_back({grad, unique, b, e});
-      }
-      if (++j == part.inner) {
-        j = 0;
-        chunk += part.stride;
-      }
-    }
+    widened_ = false;
     if (part.weights != nullptr) {
-      SumUpWeighted(part, m.dim);
+      SumUpWeighted(m, part, task);
     } else if (std::is_same_v<T, Sum<T>> || part.sums_in_type) {
-      SumUp(part, m.dim, &rows_);
+      SumUp(m, part, task, &sums_);
     } else {
-      SumUp(part, m.dim, &wide_);
-      rows_.resize(wide_.size());
-      for (size_t i = 0; i < wide_.size(); ++i) {
-        rows_[i] = static_cast<T>(wide_[i]);
+      SumUp(m, part, task, &wide_);
+      widened_ = true;
+      const int64_t size = wide_.ids().size() * m.dim;
+      narrowed_.resize(size);
+      for (int64_t i = 0; i < size; ++i) {
+        narrowed_[i] = static_cast<T>(wide_.sums()[i]);
       }
     }
   }
 
-  const std::vector<int64_t>& ids() const { return unique_.ids(); }
-  const T* rows() const { return rows_.data(); }  // [ids, dim]
+  const std::vector<int64_t>& ids() const {
+    return widened_ ? wide_.ids() : sums_.ids();
+  }
+  // [ids, dim]
+  const T* rows() const { return widened_ ? narrowed_.data() : sums_.sums(); }
 
  private:
-  struct Entry {
-    const T* grad;  // null: zero
-    int32_t unique;
-    int64_t bag;
-    int64_t position;  // in the plan
-  };
-
-  // Calls add(entry, sum of its id) for all entries whose gradient is not zero:
-  // zero more changes nothing.
+  // Calls add(bag, entry of the plan, gradient, sum of its id) for all entries
+  // of the task whose gradient is not zero: zero more changes nothing.
   template <typename S, typename Add>
-  void ForEach(int64_t dim, std::vector<S>* sums, const Add& add) {
-    sums->assign(unique_.ids().size() * dim, S(0));
-    const int64_t count = entries_.size();
-    for (int64_t e = 0; e < count; ++e) {
-      if (e + kPrefetchDistance < count) {
-        PrefetchRow(entries_[e + kPrefetchDistance].grad, 0, dim);
+  static void ForEach(const UpdateMember<T>& m, const UpdatePart<T>& part,
+                      int64_t task, SumsById<S>* sums, const Add& add) {
+    const BagPlan& plan = *part.plan;
+    const int64_t bags = plan.bags();
+    const int64_t* const offsets = plan.offsets();
+    const int64_t* const ids = plan.ids();
+    sums->Reset(plan.size(), m.rows, m.dim);
+    GradRows<T> rows(part, m.dim, 0);
+    GradRows<T> ahead(part, m.dim, std::min(kPrefetchDistance, bags));
+    for (int64_t b = 0; b < bags; ++b, rows.Next()) {
+      if (b + kPrefetchDistance < bags) {
+        const int64_t e = offsets[b + kPrefetchDistance];
+        if (m.tasks == 1 ||
+            (e < plan.size() && TaskOf(ids[e], m.tasks) == task)) {
+          PrefetchRow(ahead.row(), 0, m.dim);
+        }
+        ahead.Next();
       }
-      const Entry& entry = entries_[e];
-      if (entry.grad != nullptr) add(entry, sums->data() + entry.unique * dim);
+      const bool zero = part.zero_filled && plan.filled(b);
+      for (int64_t e = offsets[b]; e < offsets[b + 1]; ++e) {
+        int64_t id = ids[e];
+        if (part.filter != nullptr && !part.filter->Keep(id, &id)) continue;
+        if (m.tasks != 1 && TaskOf(id, m.tasks) != task) continue;
+        S* sum = sums->SumOf(id, [&](int64_t row) { PrefetchRows(m, row); });
+        if (!zero) add(b, e, rows.row(), sum);
+      }
     }
   }
 
   template <typename S>
-  void SumUp(const UpdatePart<T>& part, int64_t dim, std::vector<S>* sums) {
+  static void SumUp(const UpdateMember<T>& m, const UpdatePart<T>& part,
+                    int64_t task, SumsById<S>* sums) {
     const int64_t* offsets = part.plan->offsets();
-    ForEach(dim, sums, [&](const Entry& entry, S* sum) {
-      const int64_t count = offsets[entry.bag + 1] - offsets[entry.bag];
-      const S scale = static_cast<S>(GradScale(part.combiner, count));
-      AddScaled<T, S>(sum, entry.grad, scale, dim);
-    });
+    int64_t known = -1;
+    S scale(1);
+    ForEach(m, part, task, sums,
+            [&](int64_t bag, int64_t, const T* grad, S* sum) {
+              const int64_t count = offsets[bag + 1] - offsets[bag];
+              if (count != known) {
+                known = count;
+                scale = static_cast<S>(GradScale(part.combiner, count));
+              }
+              AddScaled<T, S>(sum, grad, scale, m.dim);
+            });
   }
 
-  void SumUpWeighted(const UpdatePart<T>& part, int64_t dim) {
+  void SumUpWeighted(const UpdateMember<T>& m, const UpdatePart<T>& part,
+                     int64_t task) {
     const Sum<T>* weights = part.weights->weights();
     const Sum<T>* divisors = part.weights->divisors();
-    ForEach(dim, &rows_, [&](const Entry& entry, T* sum) {
-      const Sum<T> weight = weights[entry.position];
-      if (divisors == nullptr) {
-        AddWeighted<T>(sum, entry.grad, weight, dim);
-      } else {
-        AddDivided<T>(sum, entry.grad, divisors[entry.bag], weight, dim);
-      }
-    });
+    ForEach(m, part, task, &sums_,
+            [&](int64_t bag, int64_t entry, const T* grad, T* sum) {
+              const Sum<T> weight = weights[entry];
+              if (divisors == nullptr) {
+                AddWeighted<T>(sum, grad, weight, m.dim);
+              } else {
+                AddDivided<T>(sum, grad, divisors[bag], weight, m.dim);
+              }
+            });
   }
 
-  UniqueIds unique_;
-  std::vector<Entry> entries_;
-  std::vector<T> rows_;
-  std::vector<Sum<T>> wide_;
+  SumsById<T> sums_;
+  SumsById<Sum<T>> wide_;  // of half types
+  std::vector<T> narrowed_;
+  bool widened_ = false;
 };
 
 }  // namespace update_internal

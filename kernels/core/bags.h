@@ -4,6 +4,7 @@
 #define PICASSO_TF_KERNELS_CORE_BAGS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/core/common.h"
@@ -45,11 +46,11 @@ class BagPlan {
   // Without `fill` the bags end with the last id, and rows must not decrease.
   BagError Build(const SparseIds& source);
 
-  int64_t bags() const { return static_cast<int64_t>(offsets_.size()) - 1; }
-  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
+  int64_t bags() const { return bags_; }
+  int64_t size() const { return size_; }
   // [bags + 1]: bag b has entries [offsets[b], offsets[b + 1]).
-  const int64_t* offsets() const { return offsets_.data(); }
-  const int64_t* ids() const { return ids_.data(); }  // [size]
+  const int64_t* offsets() const { return offsets_.get(); }
+  const int64_t* ids() const { return ids_.get(); }  // [size]
   // Position of each entry in the source; -1 for a default id. Empty unless the
   // source has weights.
   const std::vector<int64_t>& positions() const { return positions_; }
@@ -60,12 +61,26 @@ class BagPlan {
  private:
   template <typename Id, typename Row>
   BagError BuildFrom(const SparseIds& source);
+  // In one pass, if the ids come in the order of their bags. False: they do
+  // not, or something is wrong with them.
+  template <typename Id, typename Row>
+  bool BuildOrdered(const SparseIds& source);
+  template <typename Id, typename Row>
+  BagError BuildAny(const SparseIds& source);
 
-  std::vector<int64_t> offsets_ = {0};
-  std::vector<int64_t> ids_;
+  void Allocate(const SparseIds& source, int64_t bags, int64_t entries);
+  void Put(int64_t at, int64_t id, int64_t position) {
+    ids_[at] = id;
+    if (!positions_.empty()) positions_[at] = position;
+  }
+  void MarkFilled(int64_t bag);
+
+  int64_t bags_ = 0;
+  int64_t size_ = 0;
+  std::unique_ptr<int64_t[]> offsets_;
+  std::unique_ptr<int64_t[]> ids_;
   std::vector<int64_t> positions_;
   std::vector<char> filled_;
-  std::vector<int64_t> row_of_;  // scratch: bag of each id, -1: left out
   bool any_filled_ = false;
 };
 

@@ -26,40 +26,9 @@ struct TypeTag {
   using type = T;
 };
 
-// The ids of one task, and which of its gradient rows belong to which. The
-// memory is kept from task to task of one range.
-template <typename T>
-class RowsById {
- public:
-  struct GradRow {
-    const T* grad;
-    int32_t unique;  // index into ids()
-  };
-
-  void Build(const UpdateMember<T>& m, int64_t task) {
-    rows_.clear();
-    unique_.Reset(m.ids);
-    ForEachRow(m, task, [&](int64_t id, const T* grad) {
-      // A task's rows fit the second-level cache (kElementsPerTask): asked for
-      // here, they come while the map is built and gradients are summed.
-      const int32_t unique =
-          unique_.Position(id, [&](int64_t row) { PrefetchRows(m, row); });
-      rows_.push_back({grad, unique});
-    });
-  }
-
-  const std::vector<int64_t>& ids() const { return unique_.ids(); }
-  const std::vector<GradRow>& rows() const { return rows_; }
-
- private:
-  UniqueIds unique_;
-  std::vector<GradRow> rows_;  // in graph order
-};
-
 template <typename T>
 struct Scratch {
-  RowsById<T> rows;
-  std::vector<T> sums;               // [unique ids, dim]
+  SumsById<T> sums;
   std::vector<T> row;                // one scaled gradient row
   std::vector<BagSums<T>> bags;      // [parts], for members with plans
   std::vector<UpdatePart<T>> parts;  // what is left of these: plain parts
@@ -129,20 +98,17 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
     ForEachRow(m, task, apply);
     return;
   }
-  scratch->rows.Build(m, task);
-  const auto& ids = scratch->rows.ids();
-  const auto& rows = scratch->rows.rows();
-  const int64_t count = rows.size();
-  scratch->sums.assign(ids.size() * m.dim, T(0));
-  T* const sums = scratch->sums.data();
-  for (int64_t i = 0; i < count; ++i) {
-    // Rows of a concatenated gradient lie pages apart; hardware won't follow.
-    if (i + kPrefetchDistance < count) {
-      PrefetchRow(rows[i + kPrefetchDistance].grad, 0, m.dim);
-    }
-    AddTo(sums + rows[i].unique * m.dim, rows[i].grad, m.dim);
-  }
-  for (size_t u = 0; u < ids.size(); ++u) apply(ids[u], sums + u * m.dim);
+  SumsById<T>& sums = scratch->sums;
+  sums.Reset(m.ids, m.rows, m.dim);
+  ForEachRow(m, task, [&](int64_t id, const T* grad) {
+    // A task's rows fit the second-level cache (kElementsPerTask): asked for
+    // here, they come while gradients are summed.
+    AddTo(sums.SumOf(id, [&](int64_t row) { PrefetchRows(m, row); }), grad,
+          m.dim);
+  });
+  const auto& ids = sums.ids();
+  for (size_t u = 0; u < ids.size(); ++u)
+    apply(ids[u], sums.sums() + u * m.dim);
 }
 
 // How many gradient rows to expect.

@@ -11,6 +11,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tensorflow/core/framework/function.pb.h"
@@ -37,11 +39,12 @@ namespace errors = tensorflow::errors;
 // What the callback returns.
 enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 
-// graph: a serialised GraphDef without library; names are joined by newlines.
-// `preserve` may be fetched, `keep` only has to run; with may_prune, nothing
-// else that these do not need has to run. phase: 0 before TensorFlow's own
-// optimizers, 1 behind them; both calls for one graph have the same `run`. The
-// answer, a GraphDef or an error message, is given by PicassoReply.
+// graph: a serialised GraphDef without library, of the nodes that the named
+// ones need; names are joined by newlines. `preserve` may be fetched, `keep`
+// only has to run; with may_prune, nothing else that these do not need has to
+// run. phase: 0 before TensorFlow's own optimizers, 1 behind them; both calls
+// for one graph have the same `run`. The answer, a GraphDef or an error
+// message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
                                 const char* keep, int may_prune, int phase,
@@ -94,6 +97,55 @@ std::string Join(const Names& names) {
 
 std::string NodeName(const std::string& tensor) {
   return tensor.substr(0, tensor.find(':'));
+}
+
+// Whether a node may not vanish although nobody reads it; functions that are
+// called are not known here. As has_effect of picasso_tf/graph.py.
+bool HasEffect(const std::string& op) {
+  static const auto* sources = new std::set<std::string>{
+      "Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval"};
+  const tensorflow::OpDef* def = nullptr;
+  return sources->count(op) > 0 ||
+         !tensorflow::OpRegistry::Global()->LookUpOpDef(op, &def).ok() ||
+         def->is_stateful();
+}
+
+// By a node's number, whether the nodes of these names depend on it.
+std::vector<bool> NeededBy(const GraphDef& graph,
+                           const std::vector<std::string>& names) {
+  std::unordered_map<std::string_view, int> numbers;
+  numbers.reserve(graph.node_size());
+  for (int i = 0; i < graph.node_size(); ++i) numbers[graph.node(i).name()] = i;
+  std::vector<bool> needed(graph.node_size());
+  std::vector<int> pending;
+  const auto need = [&](std::string_view name) {
+    const auto found = numbers.find(name);
+    if (found == numbers.end() || needed[found->second]) return;
+    needed[found->second] = true;
+    pending.push_back(found->second);
+  };
+  for (const auto& name : names) need(name);
+  while (!pending.empty()) {
+    const auto& node = graph.node(pending.back());
+    pending.pop_back();
+    for (const std::string_view input : node.input()) {
+      need(input[0] == '^' ? input.substr(1)
+                           : input.substr(0, input.find(':')));
+    }
+  }
+  return needed;
+}
+
+// The nodes with effects, unless Grappler may drop even those.
+void AddEffects(const GrapplerItem& item, std::vector<std::string>* names) {
+  if (item.optimization_options().allow_pruning_stateful_and_dataset_ops)
+    return;
+  std::unordered_map<std::string_view, bool> known;
+  for (const auto& node : item.graph.node()) {
+    auto [entry, is_new] = known.try_emplace(node.op(), false);
+    if (is_new) entry->second = HasEffect(node.op());
+    if (entry->second) names->push_back(node.name());
+  }
 }
 
 }  // namespace
@@ -195,37 +247,15 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   // optimizer, which asks what waits for a call.
   static void DropUnreached(GrapplerItem* item) {
     if (item->fetch.empty()) return;
-    std::map<std::string, const tensorflow::NodeDef*> nodes;
-    std::vector<std::string> pending;
+    std::vector<std::string> names;
     for (const auto& name : item->NodesToPreserve()) {
-      pending.push_back(NodeName(name));
+      names.push_back(NodeName(name));
     }
-    const bool may_drop_stateful =
-        item->optimization_options().allow_pruning_stateful_and_dataset_ops;
-    for (const auto& node : item->graph.node()) {
-      nodes[node.name()] = &node;
-      const tensorflow::OpDef* op = nullptr;
-      if (!may_drop_stateful && (!tensorflow::OpRegistry::Global()
-                                      ->LookUpOpDef(node.op(), &op)
-                                      .ok() ||
-                                 op->is_stateful())) {
-        pending.push_back(node.name());
-      }
-    }
-    std::set<std::string> reached;
-    while (!pending.empty()) {
-      const auto found = nodes.find(pending.back());
-      pending.pop_back();
-      if (found == nodes.end() || !reached.insert(found->first).second) {
-        continue;
-      }
-      for (const auto& input : found->second->input()) {
-        pending.push_back(NodeName(input[0] == '^' ? input.substr(1) : input));
-      }
-    }
+    AddEffects(*item, &names);
+    const std::vector<bool> needed = NeededBy(item->graph, names);
     GraphDef kept;
-    for (auto& node : *item->graph.mutable_node()) {
-      if (reached.count(node.name()) > 0) kept.add_node()->Swap(&node);
+    for (int i = 0; i < item->graph.node_size(); ++i) {
+      if (needed[i]) kept.add_node()->Swap(item->graph.mutable_node(i));
     }
     item->graph.mutable_node()->Swap(kept.mutable_node());
   }
@@ -281,16 +311,6 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     }
     GraphDef* graph = &item->graph;
     if (!HasTrigger(phase, *graph)) return tensorflow::OkStatus();
-
-    GraphDef nodes;  // the library stays here; Python needs the nodes alone
-    nodes.mutable_node()->Swap(graph->mutable_node());
-    std::string serialized;
-    const bool small_enough = nodes.SerializeToString(&serialized);
-    graph->mutable_node()->Swap(nodes.mutable_node());
-    if (!small_enough) {
-      return errors::InvalidArgument(
-          "picasso: the graph is too large to serialise.");
-    }
     std::set<std::string> feeds, fetches, keep, preserve;
     for (const auto& feed : item->feed) feeds.insert(NodeName(feed.first));
     for (const auto& name : item->fetch) fetches.insert(NodeName(name));
@@ -304,6 +324,13 @@ class PicassoOptimizer : public CustomGraphOptimizer {
       }
     }
     preserve.insert(fetches.begin(), fetches.end());
+    std::string serialized;
+    if (!SerializeNeeded(phase, item, {&feeds, &preserve, &keep},
+                         &serialized)) {
+      return errors::InvalidArgument(
+          "picasso: the graph is too large to serialise.");
+    }
+    if (serialized.empty()) return tensorflow::OkStatus();
     std::string answer;
     const int reply = rewrite(
         serialized.data(), serialized.size(), Join(feeds).c_str(),
@@ -319,6 +346,39 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     graph->mutable_node()->Swap(result.mutable_node());
     DropMissing(*graph, &item->keep_ops);
     return tensorflow::OkStatus();
+  }
+
+  // The nodes without the library, and without those that the named ones do not
+  // need: a session's graph holds all that was ever built, and packs must not
+  // wait for the feeds of what does not run. Empty if no trigger is left.
+  static bool SerializeNeeded(
+      int phase, GrapplerItem* item,
+      const std::vector<const std::set<std::string>*>& named,
+      std::string* serialized) {
+    GraphDef* graph = &item->graph;
+    std::vector<std::string> names;
+    for (const auto* some : named) {
+      names.insert(names.end(), some->begin(), some->end());
+    }
+    // Without fetches all of the graph runs.
+    const bool all = named[1]->empty() && named[2]->empty();
+    std::vector<bool> needed(graph->node_size(), true);
+    if (!all) {
+      AddEffects(*item, &names);
+      needed = NeededBy(*graph, names);
+    }
+    GraphDef nodes;  // lent to, for a moment
+    for (int i = 0; i < graph->node_size(); ++i) {
+      if (needed[i]) {
+        nodes.mutable_node()->UnsafeArenaAddAllocated(graph->mutable_node(i));
+      }
+    }
+    const bool small_enough =
+        !HasTrigger(phase, nodes) || nodes.SerializeToString(serialized);
+    while (nodes.node_size() > 0) {
+      nodes.mutable_node()->UnsafeArenaReleaseLast();
+    }
+    return small_enough;
   }
 
   static bool HasTrigger(int phase, const GraphDef& graph) {

@@ -1,5 +1,7 @@
 #include "kernels/ops/bags_layout.h"
 
+#include <algorithm>
+#include <map>
 #include <unordered_set>
 
 namespace picasso {
@@ -56,7 +58,8 @@ void BuildWeights(const Tensor& tensor, Combiner combiner, Bags<T>* bags) {
 
 }  // namespace
 
-Status BagsLayout::Init(OpKernelConstruction* ctx, int count) {
+Status BagsLayout::Init(OpKernelConstruction* ctx, int count,
+                        const IdsLayout& ids) {
   std::vector<int> rows;
   TF_RETURN_IF_ERROR(ctx->GetAttr("bag_rows", &rows));
   if (rows.empty()) return tensorflow::OkStatus();
@@ -90,6 +93,18 @@ Status BagsLayout::Init(OpKernelConstruction* ctx, int count) {
     combiner_.push_back(mean    ? Combiner::kMean
                         : sqrtn ? Combiner::kSqrtN
                                 : Combiner::kSum);
+  }
+  // The columns of a wide and of a deep model, say, are of the same features.
+  std::map<std::vector<int64_t>, int> first;
+  for (int i = 0; i < count; ++i) {
+    std::vector<int64_t> key = ids.Key(i);
+    key.insert(key.end(), {rows_[i], shape_[i], weights_[i], prune_[i],
+                           prune_weights_[i], default_id_[i]});
+    if (weights_[i] >= 0) key.push_back(static_cast<int64_t>(combiner_[i]));
+    // What a mode does to ids depends on the table.
+    if (!ids.plain(i)) key.push_back(i);
+    same_as_.push_back(first.try_emplace(key, i).first->second);
+    if (rows_[i] >= 0 && same_as_[i] == i) distinct_.push_back(i);
   }
   return tensorflow::OkStatus();
 }
@@ -126,9 +141,33 @@ Status BagsLayout::Fill(OpKernelContext* ctx, int first, int i,
 }
 
 template <typename T>
-Status BagsLayout::Make(OpKernelContext* ctx, int first, int i,
-                        const IdsView& ids, const std::string& field,
-                        Bags<T>* bags) const {
+Status BagsLayout::Make(OpKernelContext* ctx, int first,
+                        const std::function<const IdsView&(int)>& ids_of,
+                        const std::function<const std::string&(int)>& field_of,
+                        std::vector<Bags<T>>* bags) const {
+  if (!any()) return tensorflow::OkStatus();
+  bags->resize(same_as_.size());
+  const int64_t count = distinct_.size();
+  int64_t ids = 0;
+  for (int i : distinct_) ids += ids_of(i).size;
+  std::vector<Status> made(count);
+  // A few cycles an id.
+  PoolOf(ctx)(count, 100 + 8 * ids / std::max<int64_t>(count, 1),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t k = begin; k < end; ++k) {
+                  const int i = distinct_[k];
+                  made[k] = MakeOne(ctx, first, i, ids_of(i), field_of(i),
+                                    &(*bags)[i]);
+                }
+              });
+  for (const Status& status : made) TF_RETURN_IF_ERROR(status);
+  return tensorflow::OkStatus();
+}
+
+template <typename T>
+Status BagsLayout::MakeOne(OpKernelContext* ctx, int first, int i,
+                           const IdsView& ids, const std::string& field,
+                           Bags<T>* bags) const {
   SparseIds source;
   TF_RETURN_IF_ERROR(Fill(ctx, first, i, ids, &source));
   bags->weighted = source.weighted;
@@ -183,10 +222,11 @@ Status BadBagIdError(const BadId& bad, const BagPlan& plan, int64_t rows,
                     rows, field);
 }
 
-#define INSTANTIATE(T)                                                    \
-  template Status BagsLayout::Make<T>(OpKernelContext*, int, int,         \
-                                      const IdsView&, const std::string&, \
-                                      Bags<T>*) const
+#define INSTANTIATE(T)                                                      \
+  template Status BagsLayout::Make<T>(                                      \
+      OpKernelContext*, int, const std::function<const IdsView&(int)>&,     \
+      const std::function<const std::string&(int)>&, std::vector<Bags<T>>*) \
+      const
 INSTANTIATE(float);
 INSTANTIATE(double);
 INSTANTIATE(Eigen::half);

@@ -3,6 +3,7 @@
 #ifndef PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
 #define PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,9 @@ struct Bags {
 // (or part), or none at all if no member pools; see register_ops.cc.
 class BagsLayout {
  public:
-  tensorflow::Status Init(tensorflow::OpKernelConstruction* ctx, int count);
+  // `ids`: where those of the members lie.
+  tensorflow::Status Init(tensorflow::OpKernelConstruction* ctx, int count,
+                          const IdsLayout& ids);
 
   bool any() const { return !rows_.empty(); }
   bool is_bag(int i) const { return any() && rows_[i] >= 0; }
@@ -33,12 +36,18 @@ class BagsLayout {
   bool zero_filled(int i) const { return zero_filled_[i]; }
   bool full_shape(int i) const { return full_shape_[i]; }
 
-  // Makes the bags of member i from its ids and the "sparse" inputs, which
-  // begin at `first`.
+  // The first member that has the very bags of member i.
+  int same_as(int i) const { return same_as_[i]; }
+
+  // Makes the bags of all members that pool, on TensorFlow's threads, from
+  // their ids, ids_of(i), and the "sparse" inputs, which begin at `first`;
+  // those of member i are bags[same_as(i)]. field_of(i): its name in messages.
   template <typename T>
-  tensorflow::Status Make(tensorflow::OpKernelContext* ctx, int first, int i,
-                          const IdsView& ids, const std::string& field,
-                          Bags<T>* bags) const;
+  tensorflow::Status Make(
+      tensorflow::OpKernelContext* ctx, int first,
+      const std::function<const IdsView&(int)>& ids_of,
+      const std::function<const std::string&(int)>& field_of,
+      std::vector<Bags<T>>* bags) const;
 
   // Shape of the bags of member i: all but the last dimension of its
   // SparseTensor, or one dimension.
@@ -47,10 +56,16 @@ class BagsLayout {
                            tensorflow::TensorShape* shape) const;
 
  private:
+  template <typename T>
+  tensorflow::Status MakeOne(tensorflow::OpKernelContext* ctx, int first, int i,
+                             const IdsView& ids, const std::string& field,
+                             Bags<T>* bags) const;
   tensorflow::Status Fill(tensorflow::OpKernelContext* ctx, int first, int i,
                           const IdsView& ids, SparseIds* source) const;
 
   int sources_ = 0;
+  std::vector<int> same_as_;
+  std::vector<int> distinct_;  // members that pool, one for each of same_as_
   std::vector<Combiner> combiner_;
   std::vector<int> rows_;     // input with the indices or segment ids; -1: none
   std::vector<int> shape_;    // input with the dense shape; -1: none

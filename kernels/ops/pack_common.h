@@ -35,6 +35,13 @@ class IdsLayout {
   // Index of member i's tensor among the ids inputs; -1 for a dense member.
   int source(int i) const { return source_[i]; }
   bool whole(int i) const { return width_[i] < 0; }
+  bool plain(int i) const {
+    return mode_[i] == static_cast<int>(IdsMode::kPlain);
+  }
+  // All that describes the ids of member i.
+  std::vector<int64_t> Key(int i) const {
+    return {source_[i], begin_[i], width_[i], narrow_[i], mode_[i]};
+  }
 
  private:
   std::vector<int> source_;

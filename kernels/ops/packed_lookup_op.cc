@@ -39,7 +39,7 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("member_table", &member_table_));
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members, layout_));
     OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, members));
     OP_REQUIRES_OK(ctx, InitPartTables(ctx));
     first_sparse_ = tables_ + sources;
@@ -92,16 +92,25 @@ class PackedLookupOp : public OpKernel {
     const int count = member_table_.size();
     std::vector<LookupMember> members(count);
     std::vector<TensorShape> shapes(count);
-    std::vector<Bags<T>> bags(bags_layout_.any() ? count : 0);
+    std::vector<Bags<T>> bags;
     std::vector<TableParts> parts(part_tables_.size());
     for (int i = 0; i < count; ++i) {
       OP_REQUIRES_OK(ctx, Fill(ctx, tables, i, &members[i], &shapes[i]));
       if (partition_layout_.of(i) != nullptr) {
         OP_REQUIRES_OK(ctx, FillParts(tables, i, &parts[i], &members[i]));
       }
+    }
+    OP_REQUIRES_OK(
+        ctx, bags_layout_.Make<T>(
+                 ctx, first_sparse_,
+                 [&](int i) -> const IdsView& { return members[i].ids; },
+                 [&](int i) -> const std::string& { return member_name_[i]; },
+                 &bags));
+    for (int i = 0; i < count; ++i) {
       if (!bags_layout_.is_bag(i)) continue;
-      OP_REQUIRES_OK(ctx, MakeBags(ctx, *tables.value(member_table_[i]), i,
-                                   &bags[i], &members[i], &shapes[i]));
+      OP_REQUIRES_OK(ctx, FillBags(ctx, *tables.value(member_table_[i]), i,
+                                   bags[bags_layout_.same_as(i)], &members[i],
+                                   &shapes[i]));
     }
     int first = 0;
     for (int k = 0; k < outputs_; first += output_members_[k], ++k) {
@@ -222,23 +231,21 @@ class PackedLookupOp : public OpKernel {
   }
 
   // What Fill leaves open for a member that pools.
-  Status MakeBags(OpKernelContext* ctx, const Tensor& table, int i,
-                  Bags<T>* bags, LookupMember* member,
+  Status FillBags(OpKernelContext* ctx, const Tensor& table, int i,
+                  const Bags<T>& bags, LookupMember* member,
                   TensorShape* shape) const {
-    TF_RETURN_IF_ERROR(bags_layout_.Make(ctx, first_sparse_, i, member->ids,
-                                         member_name_[i], bags));
     member->pool =
         member->parts == nullptr ? &PoolRows<T> : &PoolRowsOfParts<T>;
-    member->plan = &bags->plan;
+    member->plan = &bags.plan;
     member->combiner = bags_layout_.combiner(i);
     member->zero_filled = bags_layout_.zero_filled(i);
-    if (bags->weighted) member->weights = &bags->weights;
+    if (bags.weighted) member->weights = &bags.weights;
     if (!member_shape_[i].unknown_rank()) {
       const int64_t row = member->row_bytes / sizeof(T);
-      return Resolve(member_shape_[i], bags->plan.bags() * row, i, shape);
+      return Resolve(member_shape_[i], bags.plan.bags() * row, i, shape);
     }
     TF_RETURN_IF_ERROR(
-        bags_layout_.Shape(ctx, first_sparse_, i, bags->plan, shape));
+        bags_layout_.Shape(ctx, first_sparse_, i, bags.plan, shape));
     for (int d = 1; d < table.dims(); ++d) {
       TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
     }

@@ -71,8 +71,11 @@ class PackedUpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "negate", count_, &negate_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "scale_index", count_, &scale_index_));
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
+    for (int i = 0; i < count_; ++i) {
+      member_of_.insert(member_of_.end(), member_parts_[i], i);
+    }
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, parts_, id_types.size()));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, parts_));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, parts_, layout_));
     OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, parts_));
     OP_REQUIRES_OK(ctx, InitFilters(ctx));
     ids_sources_ = id_types.size();
@@ -107,7 +110,7 @@ class PackedUpdateOp : public OpKernel {
 
     std::vector<UpdateMember<T>> members(count_);
     std::vector<UpdatePart<T>> parts(parts_);
-    std::vector<Bags<T>> bags(bags_layout_.any() ? parts_ : 0);
+    std::vector<Bags<T>> bags;
     for (int i = 0, p = 0; i < count_; ++i) {
       UpdateMember<T>& m = members[i];
       OP_REQUIRES_OK(ctx, FillVariables(vars, i, &m));
@@ -126,21 +129,32 @@ class PackedUpdateOp : public OpKernel {
       for (int q = 0; q < member_parts_[i]; ++q, ++p) {
         OP_REQUIRES_OK(ctx,
                        layout_.View(ctx, first_ids, p, m.rows, &parts[p].ids));
-        int64_t rows = parts[p].ids.size;
         if (partition_layout_.of(p) != nullptr) {
           parts[p].filter = &filters_[p];
           m.sharers = filters_[p].partition->parts();
         }
+      }
+    }
+    OP_REQUIRES_OK(ctx,
+                   bags_layout_.Make<T>(
+                       ctx, first_ids + ids_sources_,
+                       [&](int p) -> const IdsView& { return parts[p].ids; },
+                       [&](int p) -> const std::string& {
+                         return member_name_[member_of_[p]];
+                       },
+                       &bags));
+    for (int i = 0, p = 0; i < count_; ++i) {
+      UpdateMember<T>& m = members[i];
+      for (int q = 0; q < member_parts_[i]; ++q, ++p) {
+        int64_t rows = parts[p].ids.size;
         if (bags_layout_.is_bag(p)) {
-          OP_REQUIRES_OK(
-              ctx, bags_layout_.Make(ctx, first_ids + ids_sources_, p,
-                                     parts[p].ids, member_name_[i], &bags[p]));
-          parts[p].plan = &bags[p].plan;
+          const Bags<T>& made = bags[bags_layout_.same_as(p)];
+          parts[p].plan = &made.plan;
           parts[p].combiner = bags_layout_.combiner(p);
           parts[p].zero_filled = bags_layout_.zero_filled(p);
           parts[p].sums_in_type = kSparseSegmentGradInType;
-          if (bags[p].weighted) parts[p].weights = &bags[p].weights;
-          rows = bags[p].plan.bags();
+          if (made.weighted) parts[p].weights = &made.weights;
+          rows = made.plan.bags();
         }
         OP_REQUIRES_OK(
             ctx, FillGrad(grads, p, rows, m.dim, member_name_[i], &parts[p]));
@@ -309,6 +323,7 @@ class PackedUpdateOp : public OpKernel {
   std::vector<bool> negate_;
   std::vector<std::string> member_name_;
   std::vector<int> member_parts_;
+  std::vector<int> member_of_;  // [parts]
   std::vector<int> grad_source_;
   std::vector<int> grad_chunk_dims_;
   std::vector<int64_t> grad_begin_;

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.edits import Edits
@@ -37,7 +36,7 @@ class PassResult:
       merged: number of nodes of which an equal one does the work.
     """
 
-    nodes: list[node_def_pb2.NodeDef] | None = None
+    nodes: list[Node] | None = None
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
     packs: list[Pack] = dataclasses.field(default_factory=list)
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
