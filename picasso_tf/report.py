@@ -50,6 +50,7 @@ class Report:
         was packed behind TensorFlow's own optimizers, these ran in between.
       merged: nodes that went because an equal one does their work: reads of one
         variable, and what is computed from them.
+      handles: variables whose handles come from one op.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -60,6 +61,7 @@ class Report:
     ops_before: dict[str, int] = dataclasses.field(default_factory=dict)
     ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
     merged: int = 0
+    handles: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     # Counters when the report was made: an equal pack of another graph has them too.
@@ -91,9 +93,10 @@ class Report:
         self.skipped += [item for item in later.skipped if item.node not in known]
         self.failures.extend(later.failures)
         self.merged += later.merged
+        self.handles += later.handles
         self.seconds += later.seconds
         self._counts_before.update(later._counts_before)
-        if later.changed or later.merged:
+        if later.changed or later.merged or later.handles:
             self.ops_after = later.ops_after
 
     def was_dropped(self) -> bool:
@@ -135,6 +138,8 @@ class Report:
             lines.append("  packed nothing")
         if self.merged:
             lines.append(f"  merged {self.merged} repeated reads and what they led to")
+        if self.handles:
+            lines.append(f"  one op gives the handles of {self.handles} variables")
         for reason, nodes in self.reasons().items():
             shown = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
             lines.append(f"  left alone {len(nodes)}: {reason} ({shown})")
@@ -168,6 +173,7 @@ def merge(graph: str, reports: list[Report]) -> Report:
         merged.skipped.extend(report.skipped)
         merged.failures.extend(report.failures)
         merged.merged += report.merged
+        merged.handles += report.handles
         merged.seconds += report.seconds
         merged._counts_before.update(report._counts_before)
         before.update(report.ops_before)

@@ -152,6 +152,7 @@ def rewrite_nodes(
             report.packs.extend(done.packs)
             report.skipped.extend(done.skipped)
             report.merged += done.merged
+            report.handles += done.handles
             if done.nodes is not None:
                 current, changed = done.nodes, True
                 moved = {n: done.moved.get(to, to) for n, to in result.moved.items()}

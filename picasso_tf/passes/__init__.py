@@ -6,6 +6,7 @@ from picasso_tf.passes.base import Pass, PassResult
 from picasso_tf.passes.drop_results import DropResults
 from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.pack_dense import PackDense
+from picasso_tf.passes.pack_handles import PackHandles
 from picasso_tf.passes.pack_kernels import PackKernels
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
@@ -19,7 +20,8 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
-# Merging last: what only one chain of an update reads, its pack computes by itself.
+# Merging behind them: what only one chain of an update reads, its pack computes by
+# itself.
 PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
     PackLateUpdates,
@@ -27,6 +29,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     PackL2Losses,
     PackDense,
     MergeReads,
+    PackHandles,
 )
 
 

@@ -34,6 +34,7 @@ class PassResult:
       packs: the packed ops.
       skipped: what was left alone, and why.
       merged: number of nodes of which an equal one does the work.
+      handles: number of VarHandleOps of which one op does the work.
     """
 
     nodes: list[Node] | None = None
@@ -41,6 +42,7 @@ class PassResult:
     packs: list[Pack] = dataclasses.field(default_factory=list)
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     merged: int = 0
+    handles: int = 0
 
     def apply(self, edits: Edits) -> None:
         if edits:
