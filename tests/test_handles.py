@@ -53,9 +53,8 @@ def test_every_attribute_arrives(graph):
     with tf.Graph().as_default() as again:
         tf1.import_graph_def(alone, name="")
         handle = again.get_tensor_by_name(node.name + ":1")
-    data = handle._handle_data.shape_and_type[0]
-    assert data.dtype == tf.float32.as_datatype_enum
-    assert [d.size for d in data.shape.dim] == [11, 4]
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    assert read.shape == (11, 4)
 
 
 def test_same_bytes_and_nothing_the_second_time(graph):
