@@ -18,16 +18,17 @@ import itertools
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import (
-    MAX_NORM,
     Bag,
     BagGrad,
+    UnpooledRows,
     Weights,
-    are_clipped,
     find_bag_ids,
     find_results,
     row_shapes,
+    unpooled_rows,
     unshaped,
 )
+from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
 from picasso_tf.graph import (
     FORWARDING,
     GraphView,
@@ -72,25 +73,23 @@ def match_weighted_bag(view: GraphView, node: Node) -> Bag | str | None:
             cast, gathered = gathered, view.movable(gathered.inputs[0], device)
         if gathered is None or not _gathers_rows(view, gathered):
             continue
-        rows = view.skip(gathered.inputs[0], FORWARDING)
-        gather = view.movable(rows, device, held=True)
-        if gather is None or gather.op != "ResourceGather":
-            if are_clipped(view, rows):
-                return MAX_NORM
+        looked_up = unpooled_rows(view, *gathered.inputs[:2], device)
+        if looked_up is None:
             continue
-        return _bag(view, node, mul, product, cast, gathered, gather)
+        if isinstance(looked_up, str):
+            return looked_up
+        return _bag(view, node, mul, product, cast, gathered, looked_up)
     return None
 
 
-def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
+def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
+    """The Bag, or why there is none."""
     device = node.device
     positions, segments = gathered.inputs[1], node.inputs[1]
-    unique = view.movable(positions, device)
-    if unique is None or unique.op != "Unique" or positions[1] != 1:
-        return "the rows that it pools are not those of unique ids"
-    if gather.inputs[1] != (unique.name, 0):
-        return "the ids that it pools are not those that are looked up"
-    shapes = row_shapes(view, (gather.name, 0), gathered, gather.inputs[1])
+    gather, unique = looked_up.gather, looked_up.unique
+    shapes = row_shapes(
+        view, (gather.name, 0), gathered, (unique.name, 0), looked_up.reshape
+    )
     chain = [gathered, *([] if cast is None else [cast]), mul, node]
     for inner, reader in itertools.pairwise(chain):
         if shapes is None:
@@ -109,7 +108,7 @@ def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
             before.append((node.name, 0))
             root, combiner = quotient, kind
     if cast is not None:
-        narrowed = _narrowed(view, root, gather.attr("dtype"))
+        narrowed = _narrowed(view, root, gathered.attr("Tparams"))
         if narrowed is None or (before and not _one_reader(view, before[0])):
             return "its pooled rows are read before they are cast back"
         # They are float, so that no Shape of theirs could read the result.
@@ -320,6 +319,14 @@ def _counts_rows(view: GraphView, count: Tensor, ids: Tensor) -> bool:
     if shape is None or shape.op != "Shape":
         return False
     rows = view.producer(view.skip(shape.inputs[0], FORWARDING))
+    if rows is not None and rows.op == "Reshape":
+        rows = view.producer(rows.inputs[0])
+    if rows is not None and rows.op in STITCH_OPS:
+        stitched = match_stitched(view, rows)
+        return (
+            isinstance(stitched, Stitched)
+            and unshaped(view, stitched.ids, rows.device) == ids
+        )
     return rows is not None and rows.op == "ResourceGather" and rows.inputs[1] == ids
 
 
