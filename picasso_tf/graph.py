@@ -156,6 +156,8 @@ class GraphView:
         None: all of the graph runs, together.
       arg_tables: shape and dtype of variables behind function arguments, by
         node name, where the nodes themselves do not say.
+      squares_powers: TensorFlow's optimizers will make x ** 2 a Square, to other
+        bits.
     """
 
     def __init__(
@@ -167,7 +169,9 @@ class GraphView:
         keep: Iterable[str] = (),
         roots: Sequence[Iterable[str]] | None = None,
         arg_tables: dict[str, tuple[Shape | None, dtypes.DType | None]] | None = None,
+        squares_powers: bool = True,
     ):
+        self.squares_powers = squares_powers
         self.nodes: dict[str, Node] = {}
         for index, node_def in enumerate(nodes):
             node = Node(node_def, index)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphs import table as small_table
 from helpers_kernels import (
     DTYPES,
+    assert_same_trace,
     case_of,
     check,
     make_table,
@@ -23,6 +24,7 @@ from helpers_kernels import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.core.protobuf import rewriter_config_pb2
 from test_passes import golden, rewrite
 
 import picasso_tf
@@ -246,6 +248,39 @@ def test_ten_steps():
         return train(bags), feeds_of(bags, some_lengths(True, 1) * 10)
 
     assert_all_packed(check(case_of(build)), 4, 5)
+
+
+@pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"arithmetic_optimization": rewriter_config_pb2.RewriterConfig.OFF},
+        {"disable_meta_optimizer": True},
+        {"optimizers": ["constfold", "dependency"]},
+    ],
+    ids=lambda switch: next(iter(switch)),
+)
+def test_weights_that_are_not_squared(switch, safe):
+    """Without TensorFlow's arithmetic optimizer, weights ** 2 stays a Pow, of other
+    bits than a Square: that divisor and the quotient are left to stock."""
+    base = stock_config()
+    options = rewriter_config_pb2.RewriterConfig(**switch)
+    base.graph_options.rewrite_options.CopyFrom(options)
+
+    def build():
+        bags = make_bags(forms_of(weighted=True, safe=safe))
+        return train(bags, joined=False), feeds_of(bags, some_lengths(safe) * 2)
+
+    case = case_of(build)
+    expected = run(case, base)
+    strict = picasso_tf.Options(strict=True)
+    got = run(case, picasso_tf.session_config(base, strict))
+    assert_same_trace(case, got, expected)
+    report = picasso_tf.last_report()
+    assert sum(map(len, packed_nodes(report, "lookup"))) == 4, str(report)
+    assert sum(map(len, packed_nodes(report, "update"))) == 4, str(report)
+    assert report.ops_after["Pow"] == 1 and report.ops_after["DivNoNan"] == 2
+    assert any("squared" in reason for reason in report.reasons())
 
 
 @settings(max_examples=25)

@@ -21,6 +21,7 @@ POOL_OPS = {
     "SparseSegmentMean": "mean",
     "SparseSegmentSqrtN": "sqrtn",
 }
+COMBINERS = tuple(POOL_OPS.values())
 POOL_GRAD_OPS = {f"{op}Grad": combiner for op, combiner in POOL_OPS.items()}
 
 
@@ -365,6 +366,7 @@ class Bag:
       results: tensors that hold the pooled rows, the last one being what is left
         to read; others are read for their shape alone.
       interior: nodes that only lead from one result to the next.
+      left: why a part of it is left alone; "": nothing is.
     """
 
     node: Node
@@ -376,6 +378,7 @@ class Bag:
     full_shape: bool
     results: tuple[Tensor, ...]
     interior: frozenset[str]
+    left: str = ""
 
 
 def match_bag(view: GraphView, node: Node) -> Bag | str | None:

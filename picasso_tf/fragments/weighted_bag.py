@@ -18,6 +18,7 @@ import itertools
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import (
+    COMBINERS,
     Bag,
     BagGrad,
     UnpooledRows,
@@ -42,6 +43,10 @@ from picasso_tf.graph import (
 # One in each weighted bag.
 WEIGHTED_POOL_OPS = ("SegmentSum",)
 _HALF_TYPES = (dtypes.half, dtypes.bfloat16)
+_NOT_SQUARED = (
+    "without TensorFlow's arithmetic optimizer its weights are not squared but "
+    "raised to a power, and their divisor is left to TensorFlow"
+)
 _WEIGHT_TYPES = (*_HALF_TYPES, dtypes.float32, dtypes.float64)
 
 
@@ -101,12 +106,14 @@ def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
             "its rows are read before they are pooled, perhaps by the gradient of "
             "the weights"
         )
-    root, combiner, before = node, "sum", []
+    root, combiner, before, left = node, "sum", [], ""
     if node.name not in view.preserve:
         quotient, kind = _quotient(view, node, product.matrix, segments)
         if quotient is not None:
             before.append((node.name, 0))
             root, combiner = quotient, kind
+        else:
+            left = kind
     if cast is not None:
         narrowed = _narrowed(view, root, gathered.attr("Tparams"))
         if narrowed is None or (before and not _one_reader(view, before[0])):
@@ -122,12 +129,14 @@ def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
         product.weights,
     )
     results, interior, zero, full = find_results(view, root, bags, tuple(before))
-    return Bag(root, gather, shapes, combiner, bags, zero, full, results, interior)
+    return Bag(
+        root, gather, shapes, combiner, bags, zero, full, results, interior, left
+    )
 
 
 def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
     """(DivNoNan, combiner) behind the sum of weighted rows; (None, "") if it is
-    not all that reads the sum, apart from its shape."""
+    not all that reads the sum, apart from its shape; (None, why it is left)."""
     readers = [
         (reader, position)
         for reader, position in view.consumers((total.name, 0))
@@ -141,13 +150,13 @@ def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
     if reader.controls or reader.name in view.feeds:
         return None, ""
     kind = _divisor(view, reader.inputs[1], matrix, segments, total.device)
-    return (reader, kind) if kind else (None, "")
+    return (reader, kind) if kind in COMBINERS else (None, kind)
 
 
 def _divisor(
     view: GraphView, divisor: Tensor, matrix: Tensor, segments: Tensor, device: str
 ) -> str:
-    """The combiner that divides by this; "" if none does."""
+    """The combiner that divides by this; "" if none does; _NOT_SQUARED."""
     node = view.movable(divisor, device)
     combiner = "mean"
     if node is not None and node.op == "Sqrt":
@@ -161,6 +170,8 @@ def _divisor(
     if square is None or square.inputs[:1] != (matrix,):
         return ""
     if square.op == "Pow":
+        if not view.squares_powers:
+            return _NOT_SQUARED
         exponent = view.constant(square.inputs[1])
         squared = exponent is not None and exponent.size == 1 and exponent == 2
     else:
@@ -249,7 +260,7 @@ def _undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, 
     if node is None or node.op != "DivNoNan":
         return grad, "sum"
     combiner = _divisor(view, node.inputs[1], matrix, segments, device)
-    if not combiner:
+    if combiner not in COMBINERS:
         return grad, "sum"
     barriers.extend(passed)
     return node.inputs[0], combiner
