@@ -662,6 +662,51 @@ def test_rows_outside_of_the_dense_shape(weighted):
     assert "indices(1, 0) is invalid" in ours
 
 
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        ([1, 2, 3, 2, 4], 1),
+        ([1, -1, -2], 1),
+        ([-1, 1], 1),
+        ([1, 2, 3], 4),
+        ([2], 2),
+        ([-2], 2),
+        ([2], 0),
+        ([], 1),
+        ([-1, -1], 0),
+    ],
+    ids=str,
+)
+def test_another_number_of_weights(ids, count, safe, combiner):
+    """A single weight is one for all ids where stock broadcasts it; where stock
+    fails, so do we."""
+    if not safe and min(ids, default=0) < 0:
+        pytest.skip("an error by itself")
+    form = Form(combiner, dim=4, safe=safe, weighted=True)
+
+    def build():
+        bags = make_bags([form, form])
+        feed = {}
+        for bag in bags:
+            for sparse, values in ((bag.ids, ids), (bag.weights, [2.5] * count)):
+                where = [[i // 2, i] for i in range(len(values))]
+                where = np.array(where, np.int64).reshape(-1, 2)
+                feed[sparse] = tf1.SparseTensorValue(where, values, [3, 6])
+        return train(bags, joined=False), [feed]
+
+    case = case_of(build)
+    try:
+        expected = run(case, stock_config())
+    except tf.errors.InvalidArgumentError:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            run(case, packed_config())
+        return
+    assert_same_trace(case, run(case, packed_config()), expected)
+    assert_all_packed(picasso_tf.last_report(), 2, 2)
+
+
 # -- threads -------------------------------------------------------------------
 
 

@@ -16,9 +16,14 @@ int64_t BagOf(const SparseIds& s, const Row* rows, int64_t i) {
   return last > 0 ? flat / last : 0;
 }
 
+bool HasWeight(const SparseIds& s, int64_t i) {
+  return s.weights_size < 0 || i < s.weights_size;
+}
+
 bool IsKept(const SparseIds& s, int64_t id, int64_t i) {
   return (!s.prune || id >= 0) &&
-         (s.above_zero == nullptr || s.above_zero(s.weights, i));
+         (s.above_zero == nullptr || !HasWeight(s, i) ||
+          s.above_zero(s.weights, i));
 }
 
 }  // namespace
@@ -47,6 +52,7 @@ BagError BagPlan::BuildFrom(const SparseIds& s) {
       row_of_[i] = -1;
       continue;
     }
+    if (!HasWeight(s, i)) return {BagError::kNoWeight, i, s.weights_size};
     const int64_t bag = BagOf(s, rows, i);
     if (!s.fill) {
       if (bag < 0) return {BagError::kNegative, i, bag};
