@@ -160,6 +160,8 @@ class GraphView:
         None: all of the graph runs, together.
       arg_tables: shape and dtype of variables behind function arguments, by
         node name, where the nodes themselves do not say.
+      squares_powers: TensorFlow's optimizers will make x ** 2 a Square, to other
+        bits.
     """
 
     def __init__(
@@ -171,7 +173,9 @@ class GraphView:
         keep: Iterable[str] = (),
         roots: Sequence[Iterable[str]] | None = None,
         arg_tables: dict[str, tuple[Shape | None, dtypes.DType | None]] | None = None,
+        squares_powers: bool = True,
     ):
+        self.squares_powers = squares_powers
         self._list = [n if isinstance(n, Node) else Node(n) for n in nodes]
         self.nodes: dict[str, Node] = {node.name: node for node in self._list}
         self.feeds = frozenset(feeds)

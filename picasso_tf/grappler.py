@@ -33,6 +33,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_char_p,  # preserve
     ctypes.c_char_p,  # keep
     ctypes.c_int,  # may_prune
+    ctypes.c_int,  # squares_powers
     ctypes.c_int,  # phase
     ctypes.c_int64,  # run
     ctypes.c_char_p,  # item
@@ -85,7 +86,18 @@ def install() -> None:
 
 
 def _rewrite(
-    graph, size, feeds, preserve, keep, may_prune, phase, run, item, options, reply
+    graph,
+    size,
+    feeds,
+    preserve,
+    keep,
+    may_prune,
+    squares_powers,
+    phase,
+    run,
+    item,
+    options,
+    reply,
 ) -> int:
     """Called by the optimizer; nothing may escape into C++."""
 
@@ -99,7 +111,14 @@ def _rewrite(
         title = item.decode()
         try:
             new_nodes = _rewrite_item(
-                graph_def, *names, bool(may_prune), phase, run, title, chosen
+                graph_def,
+                *names,
+                bool(may_prune),
+                bool(squares_powers),
+                phase,
+                run,
+                title,
+                chosen,
             )
         except Exception as error:
             if not chosen.strict:
@@ -155,6 +174,7 @@ def _rewrite_item(
     preserve,
     keep,
     may_prune: bool,
+    squares_powers: bool,
     phase: int,
     run: int,
     item: str,
@@ -166,6 +186,7 @@ def _rewrite_item(
         # Nothing may be packed that waits for what is before a feed.
         roots = [[*preserve, *keep, *([] if may_prune else with_effects(nodes))]]
     view_args = {"feeds": feeds, "preserve": preserve, "keep": keep, "roots": roots}
+    view_args["squares_powers"] = squares_powers
     outcome = rewrite_nodes(nodes, options, item, view_args, _PHASES[phase])
     _keep_report(outcome.report, phase, run)
     if outcome.nodes is None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphs import table as small_table
 from helpers_kernels import (
     DTYPES,
+    assert_same_trace,
     case_of,
     check,
     make_table,
@@ -23,6 +24,7 @@ from helpers_kernels import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.core.protobuf import rewriter_config_pb2
 from test_passes import golden, rewrite
 
 import picasso_tf
@@ -246,6 +248,39 @@ def test_ten_steps():
         return train(bags), feeds_of(bags, some_lengths(True, 1) * 10)
 
     assert_all_packed(check(case_of(build)), 4, 5)
+
+
+@pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"arithmetic_optimization": rewriter_config_pb2.RewriterConfig.OFF},
+        {"disable_meta_optimizer": True},
+        {"optimizers": ["constfold", "dependency"]},
+    ],
+    ids=lambda switch: next(iter(switch)),
+)
+def test_weights_that_are_not_squared(switch, safe):
+    """Without TensorFlow's arithmetic optimizer, weights ** 2 stays a Pow, of other
+    bits than a Square: that divisor and the quotient are left to stock."""
+    base = stock_config()
+    options = rewriter_config_pb2.RewriterConfig(**switch)
+    base.graph_options.rewrite_options.CopyFrom(options)
+
+    def build():
+        bags = make_bags(forms_of(weighted=True, safe=safe))
+        return train(bags, joined=False), feeds_of(bags, some_lengths(safe) * 2)
+
+    case = case_of(build)
+    expected = run(case, base)
+    strict = picasso_tf.Options(strict=True)
+    got = run(case, picasso_tf.session_config(base, strict))
+    assert_same_trace(case, got, expected)
+    report = picasso_tf.last_report()
+    assert sum(map(len, packed_nodes(report, "lookup"))) == 4, str(report)
+    assert sum(map(len, packed_nodes(report, "update"))) == 4, str(report)
+    assert report.ops_after["Pow"] == 1 and report.ops_after["DivNoNan"] == 2
+    assert any("squared" in reason for reason in report.reasons())
 
 
 @settings(max_examples=25)
@@ -625,6 +660,51 @@ def test_rows_outside_of_the_dense_shape(weighted):
     stock, ours = errors_of(build_with(form, [[0, 0], [5, 0]], [3, 4], [2, 1]))
     assert "indices(1, 0) is invalid" in stock
     assert "indices(1, 0) is invalid" in ours
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        ([1, 2, 3, 2, 4], 1),
+        ([1, -1, -2], 1),
+        ([-1, 1], 1),
+        ([1, 2, 3], 4),
+        ([2], 2),
+        ([-2], 2),
+        ([2], 0),
+        ([], 1),
+        ([-1, -1], 0),
+    ],
+    ids=str,
+)
+def test_another_number_of_weights(ids, count, safe, combiner):
+    """A single weight is one for all ids where stock broadcasts it; where stock
+    fails, so do we."""
+    if not safe and min(ids, default=0) < 0:
+        pytest.skip("an error by itself")
+    form = Form(combiner, dim=4, safe=safe, weighted=True)
+
+    def build():
+        bags = make_bags([form, form])
+        feed = {}
+        for bag in bags:
+            for sparse, values in ((bag.ids, ids), (bag.weights, [2.5] * count)):
+                where = [[i // 2, i] for i in range(len(values))]
+                where = np.array(where, np.int64).reshape(-1, 2)
+                feed[sparse] = tf1.SparseTensorValue(where, values, [3, 6])
+        return train(bags, joined=False), [feed]
+
+    case = case_of(build)
+    try:
+        expected = run(case, stock_config())
+    except tf.errors.InvalidArgumentError:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            run(case, packed_config())
+        return
+    assert_same_trace(case, run(case, packed_config()), expected)
+    assert_all_packed(picasso_tf.last_report(), 2, 2)
 
 
 # -- threads -------------------------------------------------------------------

@@ -18,9 +18,14 @@ int64_t BagOf(const SparseIds& s, const Row* rows, int64_t i) {
   return last > 0 ? flat / last : 0;
 }
 
+bool HasWeight(const SparseIds& s, int64_t i) {
+  return s.weights_size < 0 || i < s.weights_size;
+}
+
 bool IsKept(const SparseIds& s, int64_t id, int64_t i) {
   return (!s.prune || id >= 0) &&
-         (s.above_zero == nullptr || s.above_zero(s.weights, i));
+         (s.above_zero == nullptr || !HasWeight(s, i) ||
+          s.above_zero(s.weights, i));
 }
 
 // With `fill`, one bag per row; else they end with that of the last id.
@@ -81,7 +86,7 @@ bool BagPlan::BuildOrdered(const SparseIds& s) {
     const int64_t id = ids[i];
     if (!all_kept && !IsKept(s, id, i)) continue;
     const int64_t bag = BagOf(s, rows, i);
-    if (bag < open || bag >= bags) return false;
+    if (bag < open || bag >= bags || !HasWeight(s, i)) return false;
     close_until(bag);
     Put(at++, id, i);
   }
@@ -102,6 +107,7 @@ BagError BagPlan::BuildAny(const SparseIds& s) {
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (!IsKept(s, ids[i], i)) continue;
+    if (!HasWeight(s, i)) return {BagError::kNoWeight, i, s.weights_size};
     const int64_t bag = BagOf(s, rows, i);
     if (!s.fill) {
       if (bag < 0) return {BagError::kNegative, i, bag};

@@ -27,6 +27,8 @@ struct SparseIds {
   // ... and, unless null, those whose weight is not above zero.
   bool (*above_zero)(const void* weights, int64_t i) = nullptr;
   const void* weights = nullptr;  // for above_zero
+  int64_t weights_size = -1;      // an id that counts and has none is an error;
+                                  // -1: each id has one
   bool fill = false;              // one bag for each row of `shape`; those
                                   // without ids hold default_id, weight 1
   int64_t default_id = 0;
@@ -34,7 +36,14 @@ struct SparseIds {
 
 // What may be wrong with the rows, and where.
 struct BagError {
-  enum Kind { kNone, kOutOfRange, kNotIncreasing, kNegative, kNoRows };
+  enum Kind {
+    kNone,
+    kOutOfRange,
+    kNotIncreasing,
+    kNegative,
+    kNoRows,
+    kNoWeight
+  };
   Kind kind = kNone;
   int64_t position = 0;
   int64_t value = 0;

@@ -47,9 +47,10 @@ enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 // message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
-                                const char* keep, int may_prune, int phase,
-                                int64_t run, const char* item,
-                                const char* options, void* reply);
+                                const char* keep, int may_prune,
+                                int squares_powers, int phase, int64_t run,
+                                const char* item, const char* options,
+                                void* reply);
 
 namespace {
 
@@ -198,6 +199,15 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   }
 
  private:
+  // Whether TensorFlow's optimizer of this name and with this toggle will run.
+  bool Runs(const char* name, RewriterConfig::Toggle toggle) const {
+    if (user_config_.disable_meta_optimizer()) return false;
+    const auto& chosen = user_config_.optimizers();
+    return chosen.empty()
+               ? toggle != RewriterConfig::OFF
+               : std::find(chosen.begin(), chosen.end(), name) != chosen.end();
+  }
+
   // Undoes what picasso_tf/grappler.py changed; all other fields are live.
   void RestoreUserFields(RewriterConfig* config) const {
     config->mutable_optimizers()->CopyFrom(user_config_.optimizers());
@@ -216,13 +226,8 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   // what is optimized apart may round in another way.
   Status InlineCalls(Cluster* cluster, GrapplerItem* item) const {
     const auto& options = config_proto_.graph_options().rewrite_options();
-    const auto& chosen = user_config_.optimizers();
-    const bool function_optimizer_runs =
-        !user_config_.disable_meta_optimizer() &&
-        options.function_optimization() != RewriterConfig::OFF &&
-        (chosen.empty() ||
-         std::find(chosen.begin(), chosen.end(), "function") != chosen.end());
-    if (!function_optimizer_runs || !CallsHideTrigger(item->graph)) {
+    if (!Runs("function", options.function_optimization()) ||
+        !CallsHideTrigger(item->graph)) {
       return tensorflow::OkStatus();
     }
     DropUnreached(item);
@@ -336,6 +341,9 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         serialized.data(), serialized.size(), Join(feeds).c_str(),
         Join(preserve).c_str(), Join(keep).c_str(),
         item->optimization_options().allow_pruning_stateful_and_dataset_ops,
+        Runs("arithmetic", config_proto_.graph_options()
+                               .rewrite_options()
+                               .arithmetic_optimization()),
         phase, run, item->id.c_str(), options_.c_str(), &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);

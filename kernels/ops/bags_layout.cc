@@ -44,16 +44,41 @@ Status RowsError(const BagError& error, const std::string& field) {
           "Received SparseTensor with dense_shape[0] = 0 but "
           "indices.shape[0] = ",
           error.value, " (field '", field, "')");
+    case BagError::kNoWeight:
+      return errors::InvalidArgument("Id number ", error.position,
+                                     " has no weight (field '", field, "')");
   }
   return tensorflow::OkStatus();
 }
 
 template <typename T, typename W>
-void BuildWeights(const Tensor& tensor, Combiner combiner, Bags<T>* bags) {
+void BuildWeights(const Tensor& tensor, bool one_for_all, Combiner combiner,
+                  Bags<T>* bags) {
   const W* values = tensor.flat<W>().data();
-  bags->weights.Build(bags->plan, combiner, [values](int64_t i) {
-    return static_cast<Sum<T>>(values[i]);
+  bags->weights.Build(bags->plan, combiner, [=](int64_t i) {
+    return static_cast<Sum<T>>(values[one_for_all ? 0 : i]);
   });
+}
+
+// What TensorFlow makes of another number of weights than of ids: products and
+// filters broadcast, other ops fail.
+Status FitWeights(int64_t weights, Combiner combiner, SparseIds* source,
+                  bool* one_for_all) {
+  const int64_t ids = source->ids.size;
+  *one_for_all =
+      weights == 1 && ids != 1 && !source->fill && combiner == Combiner::kSum;
+  if (weights == ids || *one_for_all) return tensorflow::OkStatus();
+  if (source->prune && weights == 1) {
+    source->weights_size = 1;
+    return tensorflow::OkStatus();
+  }
+  if (source->prune && ids == 1) {
+    source->weights_size = 0;
+    if (weights == 0) source->ids.size = 0;
+    return tensorflow::OkStatus();
+  }
+  return errors::InvalidArgument("There are ", ids, " ids and ", weights,
+                                 " weights.");
 }
 
 }  // namespace
@@ -174,17 +199,15 @@ Status BagsLayout::MakeOne(OpKernelContext* ctx, int first, int i,
   if (!source.weighted) return RowsError(bags->plan.Build(source), field);
 
   const Tensor& weights = ctx->input(first + weights_[i]);
-  if (weights.NumElements() != ids.size) {
-    return errors::InvalidArgument("There are ", ids.size, " ids and ",
-                                   weights.NumElements(), " weights (field '",
-                                   field, "').");
-  }
+  bool one_for_all = false;
+  TF_RETURN_IF_ERROR(
+      FitWeights(weights.NumElements(), combiner_[i], &source, &one_for_all));
   source.weights = weights.data();
   const auto build = [&](auto zero) {
     using W = decltype(zero);
     if (prune_weights_[i]) source.above_zero = &AboveZero<W>;
     TF_RETURN_IF_ERROR(RowsError(bags->plan.Build(source), field));
-    BuildWeights<T, W>(weights, combiner_[i], bags);
+    BuildWeights<T, W>(weights, one_for_all, combiner_[i], bags);
     return tensorflow::OkStatus();
   };
   switch (weights.dtype()) {

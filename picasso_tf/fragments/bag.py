@@ -21,6 +21,7 @@ POOL_OPS = {
     "SparseSegmentMean": "mean",
     "SparseSegmentSqrtN": "sqrtn",
 }
+COMBINERS = tuple(POOL_OPS.values())
 POOL_GRAD_OPS = {f"{op}Grad": combiner for op, combiner in POOL_OPS.items()}
 
 
@@ -365,6 +366,7 @@ class Bag:
       results: tensors that hold the pooled rows, the last one being what is left
         to read; others are read for their shape alone.
       interior: nodes that only lead from one result to the next.
+      left: why a part of it is left alone; "": nothing is.
     """
 
     node: Node
@@ -376,6 +378,7 @@ class Bag:
     full_shape: bool
     results: tuple[Tensor, ...]
     interior: frozenset[str]
+    left: str = ""
 
 
 def match_bag(view: GraphView, node: Node) -> Bag | str | None:
@@ -383,6 +386,42 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     rows of a variable."""
     device = node.device
     rows, positions, segments = node.inputs[:3]
+    looked_up = unpooled_rows(view, rows, positions, device)
+    if not isinstance(looked_up, UnpooledRows):
+        return looked_up
+    gather, unique = looked_up.gather, looked_up.unique
+    shapes = row_shapes(
+        view, (gather.name, 0), node, (unique.name, 0), looked_up.reshape
+    )
+    if shapes is None:
+        return "the rows that it pools are read by others too"
+    index_type = unique.attr("T")
+    bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
+    results, interior, zero, full = find_results(view, node, bags)
+    combiner = POOL_OPS[node.op]
+    return Bag(node, gather, shapes, combiner, bags, zero, full, results, interior)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnpooledRows:
+    """The lookup of unique ids, whose rows are pooled.
+
+    Attributes:
+      gather: the ResourceGather, or, of a variable in parts, the stitch.
+      unique: the Unique whose ids are looked up.
+      reshape: name of the Reshape that gives stitched rows the shape of the ids.
+    """
+
+    gather: Node
+    unique: Node
+    reshape: str | None
+
+
+def unpooled_rows(
+    view: GraphView, rows: Tensor, positions: Tensor, device: str
+) -> UnpooledRows | str | None:
+    """The lookup of `rows`, of which those at `positions` are pooled; a reason why
+    it is left alone; None: they are no variable's."""
     gather = view.movable(
         view.skip(rows, FORWARDING), device, held=True, bookkeeping=False
     )
@@ -404,14 +443,7 @@ def match_bag(view: GraphView, node: Node) -> Bag | str | None:
     )
     if looked_up != (unique.name, 0):
         return "the ids that it pools are not those that are looked up"
-    shapes = row_shapes(view, (gather.name, 0), node, looked_up, reshape)
-    if shapes is None:
-        return "the rows that it pools are read by others too"
-    index_type = unique.attr("T")
-    bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
-    results, interior, zero, full = find_results(view, node, bags)
-    combiner = POOL_OPS[node.op]
-    return Bag(node, gather, shapes, combiner, bags, zero, full, results, interior)
+    return UnpooledRows(gather, unique, reshape)
 
 
 def _stitched_behind(

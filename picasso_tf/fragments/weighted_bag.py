@@ -18,16 +18,18 @@ import itertools
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.bag import (
-    MAX_NORM,
+    COMBINERS,
     Bag,
     BagGrad,
+    UnpooledRows,
     Weights,
-    are_clipped,
     find_bag_ids,
     find_results,
     row_shapes,
+    unpooled_rows,
     unshaped,
 )
+from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
 from picasso_tf.graph import (
     FORWARDING,
     GraphView,
@@ -41,6 +43,10 @@ from picasso_tf.graph import (
 # One in each weighted bag.
 WEIGHTED_POOL_OPS = ("SegmentSum",)
 _HALF_TYPES = (dtypes.half, dtypes.bfloat16)
+_NOT_SQUARED = (
+    "without TensorFlow's arithmetic optimizer its weights are not squared but "
+    "raised to a power, and their divisor is left to TensorFlow"
+)
 _WEIGHT_TYPES = (*_HALF_TYPES, dtypes.float32, dtypes.float64)
 
 
@@ -72,25 +78,23 @@ def match_weighted_bag(view: GraphView, node: Node) -> Bag | str | None:
             cast, gathered = gathered, view.movable(gathered.inputs[0], device)
         if gathered is None or not _gathers_rows(view, gathered):
             continue
-        rows = view.skip(gathered.inputs[0], FORWARDING)
-        gather = view.movable(rows, device, held=True)
-        if gather is None or gather.op != "ResourceGather":
-            if are_clipped(view, rows):
-                return MAX_NORM
+        looked_up = unpooled_rows(view, *gathered.inputs[:2], device)
+        if looked_up is None:
             continue
-        return _bag(view, node, mul, product, cast, gathered, gather)
+        if isinstance(looked_up, str):
+            return looked_up
+        return _bag(view, node, mul, product, cast, gathered, looked_up)
     return None
 
 
-def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
+def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
+    """The Bag, or why there is none."""
     device = node.device
     positions, segments = gathered.inputs[1], node.inputs[1]
-    unique = view.movable(positions, device)
-    if unique is None or unique.op != "Unique" or positions[1] != 1:
-        return "the rows that it pools are not those of unique ids"
-    if gather.inputs[1] != (unique.name, 0):
-        return "the ids that it pools are not those that are looked up"
-    shapes = row_shapes(view, (gather.name, 0), gathered, gather.inputs[1])
+    gather, unique = looked_up.gather, looked_up.unique
+    shapes = row_shapes(
+        view, (gather.name, 0), gathered, (unique.name, 0), looked_up.reshape
+    )
     chain = [gathered, *([] if cast is None else [cast]), mul, node]
     for inner, reader in itertools.pairwise(chain):
         if shapes is None:
@@ -102,14 +106,16 @@ def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
             "its rows are read before they are pooled, perhaps by the gradient of "
             "the weights"
         )
-    root, combiner, before = node, "sum", []
+    root, combiner, before, left = node, "sum", [], ""
     if node.name not in view.preserve:
         quotient, kind = _quotient(view, node, product.matrix, segments)
         if quotient is not None:
             before.append((node.name, 0))
             root, combiner = quotient, kind
+        else:
+            left = kind
     if cast is not None:
-        narrowed = _narrowed(view, root, gather.attr("dtype"))
+        narrowed = _narrowed(view, root, gathered.attr("Tparams"))
         if narrowed is None or (before and not _one_reader(view, before[0])):
             return "its pooled rows are read before they are cast back"
         # They are float, so that no Shape of theirs could read the result.
@@ -123,12 +129,14 @@ def _bag(view, node, mul, product, cast, gathered, gather) -> Bag | str:
         product.weights,
     )
     results, interior, zero, full = find_results(view, root, bags, tuple(before))
-    return Bag(root, gather, shapes, combiner, bags, zero, full, results, interior)
+    return Bag(
+        root, gather, shapes, combiner, bags, zero, full, results, interior, left
+    )
 
 
 def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
     """(DivNoNan, combiner) behind the sum of weighted rows; (None, "") if it is
-    not all that reads the sum, apart from its shape."""
+    not all that reads the sum, apart from its shape; (None, why it is left)."""
     readers = [
         (reader, position)
         for reader, position in view.consumers((total.name, 0))
@@ -142,13 +150,13 @@ def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
     if reader.controls or reader.name in view.feeds:
         return None, ""
     kind = _divisor(view, reader.inputs[1], matrix, segments, total.device)
-    return (reader, kind) if kind else (None, "")
+    return (reader, kind) if kind in COMBINERS else (None, kind)
 
 
 def _divisor(
     view: GraphView, divisor: Tensor, matrix: Tensor, segments: Tensor, device: str
 ) -> str:
-    """The combiner that divides by this; "" if none does."""
+    """The combiner that divides by this; "" if none does; _NOT_SQUARED."""
     node = view.movable(divisor, device)
     combiner = "mean"
     if node is not None and node.op == "Sqrt":
@@ -162,6 +170,8 @@ def _divisor(
     if square is None or square.inputs[:1] != (matrix,):
         return ""
     if square.op == "Pow":
+        if not view.squares_powers:
+            return _NOT_SQUARED
         exponent = view.constant(square.inputs[1])
         squared = exponent is not None and exponent.size == 1 and exponent == 2
     else:
@@ -250,7 +260,7 @@ def _undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, 
     if node is None or node.op != "DivNoNan":
         return grad, "sum"
     combiner = _divisor(view, node.inputs[1], matrix, segments, device)
-    if not combiner:
+    if combiner not in COMBINERS:
         return grad, "sum"
     barriers.extend(passed)
     return node.inputs[0], combiner
@@ -320,6 +330,14 @@ def _counts_rows(view: GraphView, count: Tensor, ids: Tensor) -> bool:
     if shape is None or shape.op != "Shape":
         return False
     rows = view.producer(view.skip(shape.inputs[0], FORWARDING))
+    if rows is not None and rows.op == "Reshape":
+        rows = view.producer(rows.inputs[0])
+    if rows is not None and rows.op in STITCH_OPS:
+        stitched = match_stitched(view, rows)
+        return (
+            isinstance(stitched, Stitched)
+            and unshaped(view, stitched.ids, rows.device) == ids
+        )
     return rows is not None and rows.op == "ResourceGather" and rows.inputs[1] == ids
 
 

@@ -151,6 +151,8 @@ class PackLookups(Pass):
             if isinstance(matched, str):
                 result.skip(node, matched)
             else:
+                if matched.bag.left:
+                    result.skip(node, matched.bag.left)
                 lookups.append(matched)
                 packed.update(x.name for x in matched.nodes)
         for op_types, match, why in (
