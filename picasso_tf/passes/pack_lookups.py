@@ -595,11 +595,14 @@ class _Packer:
         dtype = self._view.dtype(counted)
         out_type = shape.attr("out_type", dtypes.int32)
         count = add(f"{shape.name}/ids", "Shape", [counted], T=dtype, out_type=out_type)
+        # In a loop, a constant has to wait for something of the loop.
+        holds = [count] if self._view.frame(shape.name) else []
         dim, axis = (
             add(
                 f"{shape.name}/{name}",
                 "Const",
                 [],
+                controls=holds,
                 dtype=dtype,
                 value=np.array(value, dtype.as_numpy_dtype),
             )
