@@ -68,14 +68,16 @@ class Edits:
         self._added[unique] = node
         return unique
 
-    def add_constant(self, like: str) -> str:
-        """Adds a copy of a Const that waits for nobody; returns its name."""
+    def add_constant(self, like: str, holds: Tensor) -> str:
+        """Adds a copy of a Const that waits for nobody, or in a loop for `holds`,
+        which is of that loop; returns its name."""
         node = self._view.nodes[like]
         return self.add(
             like,
             "Const",
             [],
             device=node.device,
+            controls=[holds[0]] if self._view.frame(like) else [],
             dtype=node.attr("dtype"),
             value=node.copy_attr("value"),
         )

@@ -12,8 +12,11 @@ from tensorflow.python.ops import resource_variable_ops
 
 from picasso_tf.fragments.ids import Mode
 
-for _op in ("HashBucket", "Bucketize", "RangeCheck", "TableFind"):
-    # Text and integers, or, as stock's Bucketize, steps.
+for _op in (
+    *("HashBucket", "Bucketize", "RangeCheck", "TableFind", "OneHot"),
+    *("SparseCross", "SparseReshape"),
+):
+    # Text and integers, or, as stock's Bucketize and OneHot, steps.
     ops.NotDifferentiable(f"PicassoPacked{_op}")
 
 
@@ -31,6 +34,24 @@ def _packed_dense_to_sparse_grad(op, *grads):
         else:
             results.append(None)
     return results
+
+
+@ops.RegisterGradient("PicassoPackedSparseToDense")
+def _packed_sparse_to_dense_grad(op, *grads):
+    """Of the values, and of what is put where no index is."""
+    count = op.get_attr("N")
+    values: list = [None] * count
+    missing: list = [None] * count
+    for i, grad in enumerate(grads):
+        if grad is None or not grad.dtype.is_floating:
+            continue
+        gathered = tf.gather_nd(grad, op.inputs[i])
+        total = tf.reduce_sum(gathered)
+        if op.inputs[2 * count + i].shape.rank == 0:
+            gathered = total
+        values[i] = gathered
+        missing[i] = tf.reduce_sum(grad) - total
+    return [*[None] * 2 * count, *values, *missing]
 
 
 @ops.RegisterGradient("PicassoPackedLookup")

@@ -23,6 +23,7 @@ from picasso_tf.rewrite import rewrite_nodes
 
 OPTIMIZER = "picasso"
 _KEPT_REPORTS = 256
+_KEPT_NAMES = 4096
 
 _UNCHANGED, _REWRITTEN, _FAILED = range(3)
 _CALLBACK = ctypes.CFUNCTYPE(
@@ -37,6 +38,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int,  # phase
     ctypes.c_int64,  # run
     ctypes.c_char_p,  # item
+    ctypes.c_char_p,  # inlined
     ctypes.c_char_p,  # options
     ctypes.c_void_p,
 )
@@ -49,6 +51,8 @@ _lock = threading.Lock()
 # The report that a thread made in the first phase, and of which run.
 _first_phase = threading.local()
 _reports: collections.deque[Report] = collections.deque(maxlen=_KEPT_REPORTS)
+# Functions whose calls were replaced by their body, and in which graph; the latest.
+_inlined_into: dict[str, str] = {}
 _callback = None  # ctypes needs it kept alive
 
 
@@ -67,6 +71,7 @@ def last_report() -> Report | None:
     """The latest report, preferably of a graph that was changed; None: no graph
     with anything to pack has run so far."""
     kept = reports()
+    kept = [r for r in kept if not r.inlined_into or r.was_used()] or kept
     changed = [report for report in kept if report.changed]
     return (changed or kept or [None])[-1]
 
@@ -96,6 +101,7 @@ def _rewrite(
     phase,
     run,
     item,
+    inlined,
     options,
     reply,
 ) -> int:
@@ -109,6 +115,7 @@ def _rewrite(
         graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(graph, size))
         names = [_names(joined) for joined in (feeds, preserve, keep)]
         title = item.decode()
+        _note_inlined(_names(inlined), title)
         try:
             new_nodes = _rewrite_item(
                 graph_def,
@@ -206,6 +213,22 @@ def _rewrite_item(
     return outcome.nodes
 
 
+def _note_inlined(functions: list[str], item: str) -> None:
+    """TensorFlow optimizes a function by itself too, before or after it has put its
+    body in place of its calls. The report of that then says so."""
+    if not functions:
+        return
+    with _lock:
+        for name in functions:
+            _inlined_into.pop(name, None)
+            _inlined_into[name] = item
+        for name in list(_inlined_into)[:-_KEPT_NAMES]:
+            del _inlined_into[name]
+        for report in _reports:
+            if report.graph in functions:
+                report.inlined_into = item
+
+
 def _keep_report(report: Report, phase: int, run: int) -> None:
     """One report for both phases of a run of the optimizer."""
     started, first = getattr(_first_phase, "value", (None, None))
@@ -215,6 +238,7 @@ def _keep_report(report: Report, phase: int, run: int) -> None:
         first.extend(report)
         report = first
     with _lock:
+        report.inlined_into = _inlined_into.get(report.graph, "")
         if any(known is report for known in _reports):
             return
         if report.packs or report.skipped or report.failures or report.merged:

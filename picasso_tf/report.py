@@ -51,6 +51,8 @@ class Report:
       merged: nodes that went because an equal one does their work: reads of one
         variable, and what is computed from them.
       handles: variables whose handles come from one op.
+      inlined_into: the graph of which a function's calls became a part. Packs that
+        its report has run there, or were made there once more.
       failures: passes that failed, and with what.
       seconds: time the rewrite took.
     """
@@ -62,6 +64,7 @@ class Report:
     ops_after: dict[str, int] = dataclasses.field(default_factory=dict)
     merged: int = 0
     handles: int = 0
+    inlined_into: str = ""
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     # Counters when the report was made: an equal pack of another graph has them too.
@@ -104,9 +107,13 @@ class Report:
 
         TensorFlow can drop a rewritten graph without a word and run the
         original. Kernels are created when a graph is first run, so ask after
-        that.
+        that. Of a function that became a part of another graph nothing is known.
         """
-        return self.changed and not any(self._was_used(pack) for pack in self.packs)
+        return self.changed and not self.inlined_into and not self.was_used()
+
+    def was_used(self) -> bool:
+        """Whether the kernel of a pack was created or has run since the rewrite."""
+        return any(self._was_used(pack) for pack in self.packs)
 
     def _was_used(self, pack: Pack) -> bool:
         created, executed = self.executions(pack)
@@ -130,6 +137,8 @@ class Report:
             f"picasso_tf report: {self.graph}",
             f"  ops {before} -> {after}, in {self.seconds * 1e3:.0f} ms",
         ]
+        if self.inlined_into:
+            lines.append(f"  its calls became a part of {self.inlined_into}")
         for pack in self.packs:
             created, executed = self.executions(pack)
             runs = f"run {executed} times" if created else "not created so far"

@@ -577,8 +577,8 @@ FORMS: tuple[Form, ...] = (
     # Gradients of a loop are dense sums: few updates of rows.
     Form("while_loop", Loop(), 3, 1, bad_id=None),
     Form("branch", Branch(), 3, 3),
-    Form("nested_function", Nested(Plain()), 3, 3, not_yet=True),
-    Form("nested_bags", Nested(Bags("safe", "mean")), 3, 3, steps=SAFE, not_yet=True),
+    Form("nested_function", Nested(Plain()), 3, 3),
+    Form("nested_bags", Nested(Bags("safe", "mean")), 3, 3, steps=SAFE),
     # Feature columns.
     column_form(
         "columns_identity",

@@ -153,7 +153,6 @@ def assert_packs(case: Case, updates: int, seen: Watched) -> None:
     """What was packed ran; and it was all that the form asks for."""
     for report in seen.reports():
         assert not report.failures, seen.text()
-        # A function that is inlined into another is rewritten there once more.
         assert case.form.not_yet or not report.was_dropped(), seen.text()
     if case.form.not_yet:
         return

@@ -167,8 +167,11 @@ class Watched:
         self._before = picasso_tf.reports()  # held: ids of objects stay unique
 
     def reports(self) -> list[picasso_tf.Report]:
+        """A function that became a part of another is told of there, unless its own
+        packs did."""
         before = {id(report) for report in self._before}
-        return [r for r in picasso_tf.reports() if id(r) not in before]
+        new = [r for r in picasso_tf.reports() if id(r) not in before]
+        return [r for r in new if not r.inlined_into or r.was_used()]
 
     def changed(self) -> list[picasso_tf.Report]:
         return [report for report in self.reports() if report.changed]

@@ -333,7 +333,8 @@ def test_find_with_buckets(dtype):
         value = np.reshape(feed, (2, 2))
         return [layer], {features[name]: value for name in names}
 
-    report = check_front(columns, to_sparse=[3], table_find=[3])
+    packs = {"to_sparse": [3], "table_find": [3], "to_dense": [3], "one_hot": [3]}
+    report = check_front(columns, **packs)
     gone = {"SelectV2", "AddV2", "LookupTableSizeV2", "StringToHashBucketFast"}
     assert not gone & set(report.ops_after)
 

@@ -8,6 +8,7 @@
 // picasso_tf/grappler.py had to overwrite.
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -43,13 +44,15 @@ enum Reply { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
 // ones need; names are joined by newlines. `preserve` may be fetched, `keep`
 // only has to run; with may_prune, nothing else that these do not need has to
 // run. phase: 0 before TensorFlow's own optimizers, 1 behind them; both calls
-// for one graph have the same `run`. The answer, a GraphDef or an error
+// for one graph have the same `run`. `inlined`: functions whose bodies are in
+// the graph in place of all their calls. The answer, a GraphDef or an error
 // message, is given by PicassoReply.
 using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* feeds, const char* preserve,
                                 const char* keep, int may_prune,
                                 int squares_powers, int phase, int64_t run,
-                                const char* item, const char* options,
+                                const char* item, const char* inlined,
+                                const char* options,
                                 void* reply);
 
 namespace {
@@ -176,8 +179,9 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     static std::atomic<int64_t> runs{0};
     const int64_t run = ++runs;
     GrapplerItem rewritten(item);
-    TF_RETURN_IF_ERROR(InlineCalls(cluster, &rewritten));
-    TF_RETURN_IF_ERROR(Rewrite(0, run, &rewritten));
+    std::set<std::string> inlined;
+    TF_RETURN_IF_ERROR(InlineCalls(cluster, &rewritten, &inlined));
+    TF_RETURN_IF_ERROR(Rewrite(0, run, inlined, &rewritten));
     if (!user_config_.disable_meta_optimizer()) {
       GraphDef graph;
       graph.Swap(&rewritten.graph);
@@ -193,7 +197,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
           &result));
       rewritten.graph.Swap(&result);
     }
-    TF_RETURN_IF_ERROR(Rewrite(1, run, &rewritten));
+    TF_RETURN_IF_ERROR(Rewrite(1, run, inlined, &rewritten));
     optimized->Swap(&rewritten.graph);
     return tensorflow::OkStatus();
   }
@@ -223,14 +227,19 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   // Puts bodies in place of calls, as TensorFlow's function optimizer would do
   // behind the first phase, if there is anything to rewrite in them: calls in
   // the graph of a session hide it. Calls that it leaves are left here too:
-  // what is optimized apart may round in another way.
-  Status InlineCalls(Cluster* cluster, GrapplerItem* item) const {
+  // what is optimized apart may round in another way. `inlined`: the functions
+  // of which no call is left.
+  Status InlineCalls(Cluster* cluster, GrapplerItem* item,
+                     std::set<std::string>* inlined) const {
     const auto& options = config_proto_.graph_options().rewrite_options();
+    std::set<std::string> called;
     if (!Runs("function", options.function_optimization()) ||
-        !CallsHideTrigger(item->graph)) {
+        !CallsHideTrigger(item->graph, &called)) {
       return tensorflow::OkStatus();
     }
     DropUnreached(item);
+    called.clear();
+    if (!CallsHideTrigger(item->graph, &called)) return tensorflow::OkStatus();
     GrapplerItem inlining(*item);
     inlining.optimization_options().optimize_function_library = false;
     ConfigProto config = config_proto_;
@@ -240,11 +249,14 @@ class PicassoOptimizer : public CustomGraphOptimizer {
     only->set_function_optimization(options.function_optimization());
     only->set_meta_optimizer_iterations(RewriterConfig::ONE);
     only->set_min_graph_nodes(-1);
-    GraphDef inlined;
+    GraphDef graph;
     TF_RETURN_IF_ERROR(tensorflow::grappler::RunMetaOptimizer(
-        std::move(inlining), config, /*cpu_device=*/nullptr, cluster,
-        &inlined));
-    item->graph.Swap(&inlined);
+        std::move(inlining), config, /*cpu_device=*/nullptr, cluster, &graph));
+    item->graph.Swap(&graph);
+    std::set<std::string> left;
+    CallsHideTrigger(item->graph, &left);
+    std::set_difference(called.begin(), called.end(), left.begin(), left.end(),
+                        std::inserter(*inlined, inlined->end()));
     return tensorflow::OkStatus();
   }
 
@@ -266,8 +278,10 @@ class PicassoOptimizer : public CustomGraphOptimizer {
   }
 
   // Whether a function that is called, through others too, and that may be
-  // inlined holds an op that a pass of the first phase may rewrite.
-  static bool CallsHideTrigger(const GraphDef& graph) {
+  // inlined holds an op that a pass of the first phase may rewrite. `called`:
+  // all such functions.
+  static bool CallsHideTrigger(const GraphDef& graph,
+                               std::set<std::string>* called) {
     if (graph.library().function().empty()) return false;
     std::map<std::string, const tensorflow::FunctionDef*> functions;
     for (const auto& function : graph.library().function()) {
@@ -283,6 +297,7 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         if (attr != attrs.end() && attr->second.b()) return;
       }
       pending.push_back(found->second);
+      called->insert(name);
       functions.erase(found);
     };
     const auto follow = [&](const tensorflow::NodeDef& node) {
@@ -295,19 +310,21 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         }
       }
     };
+    bool hide = false;
     for (const auto& node : graph.node()) follow(node);
     while (!pending.empty()) {
       const auto* function = pending.back();
       pending.pop_back();
       for (const auto& node : function->node_def()) {
-        if (TriggerOps(0)->count(node.op()) > 0) return true;
+        hide = hide || TriggerOps(0)->count(node.op()) > 0;
         follow(node);
       }
     }
-    return false;
+    return hide;
   }
 
-  Status Rewrite(int phase, int64_t run, GrapplerItem* item) const {
+  Status Rewrite(int phase, int64_t run, const std::set<std::string>& inlined,
+                 GrapplerItem* item) const {
     const RewriteCallback rewrite = callback.load();
     if (rewrite == nullptr) {
       return errors::Internal(
@@ -344,7 +361,8 @@ class PicassoOptimizer : public CustomGraphOptimizer {
         Runs("arithmetic", config_proto_.graph_options()
                                .rewrite_options()
                                .arithmetic_optimization()),
-        phase, run, item->id.c_str(), options_.c_str(), &answer);
+        phase, run, item->id.c_str(), Join(inlined).c_str(), options_.c_str(),
+        &answer);
     if (reply == kUnchanged) return tensorflow::OkStatus();
     if (reply == kFailed) return errors::Internal("picasso: ", answer);
     GraphDef result;

@@ -1,7 +1,8 @@
 """Small kernels that prepare ids, each an op or a short chain of ops.
 
-All of them move integers and strings; none computes with floats, so what they
-give does not depend on what TensorFlow's optimizers make of the graph.
+All of them move integers and strings, or count; none computes with floats that
+are rounded, so what they give does not depend on what TensorFlow's optimizers make
+of the graph.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
 _SPARSE_TYPES = ("string", "int32", "int64", "float32", "float64")
 _BUCKET_TYPES = ("int32", "int64", "float32", "float64")
 _ID_TYPES = ("int32", "int64")
+# Of which sums of ones are exact, up to 2**24.
+_ONE_TYPES = ("float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,9 @@ class _Chain:
             return None
         self.controls.update(node.controls)
         return node
+
+    def producer(self, tensor: Tensor) -> Node | None:
+        return self._view.producer(tensor)
 
     def constant(self, tensor: Tensor) -> np.ndarray | None:
         """The value of a constant, perhaps of another type at first."""
@@ -212,15 +218,7 @@ def match_range_check(view: GraphView, select: Node) -> Kernel | str | None:
     dtype = select.attr("T")
     if dtype.name not in _ID_TYPES:
         return f"type {dtype.name} is not packed"
-    source, narrow = x, dtype
-    cast = view.producer(x)
-    if (
-        dtype == dtypes.int64
-        and cast is not None
-        and cast.attr("SrcT") == dtypes.int32
-        and chain.op(x, "Cast") is not None
-    ):
-        source, narrow = cast.inputs[0], dtypes.int32
+    source, narrow = _before_widening(chain, x, dtype)
     return Kernel(
         node=select,
         replaced=(select,),
@@ -297,6 +295,110 @@ def _find_with_buckets(view: GraphView, find: Node) -> Kernel | None:
     )
 
 
+def match_one_hot(view: GraphView, hot: Node) -> Kernel | str | None:
+    """Ids as rows of zeros with a one; an indicator column's sum of them goes along.
+
+    OneHot of depth, 1 and 0 that are constants, along a new last axis; a Cast from
+    int32 in front. Behind it, if nobody else reads it, Sum over the axis before.
+    """
+    chain = _Chain(view, hot)
+    ids_dtype, dtype = hot.attr("TI"), hot.attr("T")
+    depth = chain.integer(hot.inputs[1])
+    values = [chain.constant(tensor) for tensor in hot.inputs[2:]]
+    if hot.attr("axis", -1) != -1 or any(v is None or v.shape != () for v in values):
+        return None
+    if [value.item() for value in values] != [1.0, 0.0]:
+        return None
+    if ids_dtype.name not in _ID_TYPES or dtype.name not in _ONE_TYPES:
+        return f"type {ids_dtype.name} to {dtype.name} is not packed"
+    if depth is None or depth < 0:
+        return "its depth is no constant"
+    source, narrow = _before_widening(chain, hot.inputs[0], ids_dtype)
+    replaced = (hot,)
+    total = _sum_of_rows(view, hot) if _read_once(view, hot) else None
+    if total is not None:
+        replaced = (total, hot)
+        chain.controls.update(total.controls)
+    return Kernel(
+        node=replaced[0],
+        replaced=replaced,
+        inputs=(source,),
+        outputs=(((replaced[0].name, 0),),),
+        agree=(("Tids", narrow), ("T", dtype)),
+        each=(depth, total is not None),
+        controls=_outside(chain, replaced),
+    )
+
+
+def _sum_of_rows(view: GraphView, hot: Node) -> Node | None:
+    """The Sum that is the one reader of a OneHot, over the ids of each row."""
+    sums = _readers(view, (hot.name, 0), 0, "Sum", hot)
+    if not sums or sums[0].attr("keep_dims", False):
+        return None
+    axes = view.constant(sums[0].inputs[1])
+    if axes is None or axes.size != 1 or axes.reshape(-1)[0] != -2:
+        return None
+    return sums[0]
+
+
+def match_to_dense(view: GraphView, node: Node) -> Kernel | str | None:
+    """SparseToDense, with indices as tf.SparseTensor has them."""
+    dtype = node.attr("T")
+    if dtype.name not in _SPARSE_TYPES or node.attr("Tindices") != dtypes.int64:
+        return f"type {dtype.name} is not packed"
+    return Kernel(
+        node=node,
+        replaced=(node,),
+        inputs=node.inputs,
+        outputs=(((node.name, 0),),),
+        agree=(
+            ("T", dtype),
+            ("validate_indices", bool(node.attr("validate_indices", True))),
+        ),
+        each=(),
+        controls=frozenset(node.controls),
+    )
+
+
+def match_cross(view: GraphView, node: Node) -> Kernel | str | None:
+    """SparseCross with hashes as its values: a crossed column."""
+    if not node.attr("hashed_output") or node.attr("out_type") != dtypes.int64:
+        return "it crosses to text"
+    sparse = tuple(node.attr("sparse_types", []))
+    dense = tuple(node.attr("dense_types", []))
+    if not sparse and not dense:
+        return None
+    if node.attr("internal_type") != dtypes.int64 and dtypes.int64 in (*sparse, *dense):
+        return "stock refuses its types"
+    return Kernel(
+        node=node,
+        replaced=(node,),
+        inputs=node.inputs,
+        outputs=tuple(((node.name, port),) for port in range(3)),
+        agree=(
+            ("sparse_columns", len(sparse)),
+            ("dense_columns", len(dense)),
+            ("Tvalues", sparse),
+            ("Tdense", dense),
+        ),
+        each=(node.attr("num_buckets"), node.attr("hash_key")),
+        controls=frozenset(node.controls),
+    )
+
+
+def match_sparse_reshape(view: GraphView, node: Node) -> Kernel | str | None:
+    """SparseReshape that no lookup does by itself."""
+    return Kernel(
+        node=node,
+        replaced=(node,),
+        inputs=node.inputs,
+        outputs=(((node.name, 0),), ((node.name, 1),)),
+        agree=(),
+        each=(),
+        controls=frozenset(node.controls),
+    )
+
+
 def _readers(view: GraphView, tensor: Tensor, position: int, op: str, like: Node):
     """Nodes of a type that read the tensor there and run whenever `like` does."""
     return [
@@ -327,6 +429,21 @@ def _before_expansion(chain: _Chain, x: Tensor) -> tuple[Tensor, int | None]:
     expansion = chain.op(x, "ExpandDims")
     axis = None if expansion is None else chain.integer(expansion.inputs[1])
     return (x, None) if axis is None else (expansion.inputs[0], axis)
+
+
+def _before_widening(
+    chain: _Chain, x: Tensor, dtype: dtypes.DType
+) -> tuple[Tensor, dtypes.DType]:
+    """The int32 that is made int64 of, with its type; else the tensor itself."""
+    cast = chain.producer(x)
+    if (
+        dtype == dtypes.int64
+        and cast is not None
+        and cast.attr("SrcT") == dtypes.int32
+        and chain.op(x, "Cast") is not None
+    ):
+        return cast.inputs[0], dtypes.int32
+    return x, dtype
 
 
 def _before_text(chain: _Chain, text: Tensor) -> tuple[Tensor, dtypes.DType]:

@@ -7,7 +7,7 @@ from picasso_tf.passes.drop_results import DropResults
 from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_handles import PackHandles
-from picasso_tf.passes.pack_kernels import PackKernels
+from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
@@ -25,6 +25,7 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
     PackLateUpdates,
+    PackLateKernels,
     PackSegmentSums,
     PackL2Losses,
     PackDense,

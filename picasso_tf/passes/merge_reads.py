@@ -21,11 +21,11 @@ _CONTROL_FLOW = frozenset(
 class MergeReads(Pass):
     """Merges equal reads of scalar variables, and what is computed from them alike.
 
-    Optimizers read the step and the learning rate once per variable, and compute
-    the same few scalars from them again and again. Two reads of a variable that
-    wait for the same nodes may run at the same time, so one may do for both: each
-    schedule of the new graph is one of the old graph. Ops without effects that get
-    the same inputs then give the same outputs.
+    Optimizers read the step and the learning rate once per variable, or compute
+    the same few scalars again and again from what they read once. Two reads of a
+    variable that wait for the same nodes may run at the same time, so one may do for
+    both: each schedule of the new graph is one of the old graph. Ops without effects
+    that get the same inputs then give the same outputs.
 
     Larger variables are left alone: a tensor that lives on for other readers makes
     an update copy the variable. It runs behind TensorFlow's own optimizers, which
@@ -39,10 +39,12 @@ class MergeReads(Pass):
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
-        reads = self._repeated_reads(view)
-        if not reads:
+        reads = self._reads(view)
+        if not _any_repeated(view, reads):
             return result
         classes = _Classes(view).find(reads)
+        if not classes:
+            return result
         edits = Edits(view)
         survivor_of: dict[str, str] = {}
         for names in classes:
@@ -61,20 +63,24 @@ class MergeReads(Pass):
         result.merged = len(survivor_of)
         return result
 
-    def _repeated_reads(self, view: GraphView) -> list[Node]:
-        """Reads of scalars, in graph order, without those of variables that are
-        read but once."""
-        by_handle: dict[Tensor, list[Node]] = {}
-        for node in view.of_types(("ReadVariableOp",)):
-            if node.name not in view.feeds and node.name not in view.preserve:
-                by_handle.setdefault(_handle(view, node), []).append(node)
-        chosen = []
-        for reads in by_handle.values():
-            if len(reads) > 1:
-                table = view.table(reads[0].inputs[0])
-                if table.shape == () and not self.options.excludes(table.name):
-                    chosen.extend(reads)
-        return chosen
+    def _reads(self, view: GraphView) -> list[Node]:
+        """Reads of scalar variables, in graph order."""
+        return [
+            node
+            for node in view.of_types(("ReadVariableOp",))
+            if node.name not in view.feeds
+            and node.name not in view.preserve
+            and (table := view.table(node.inputs[0])).shape == ()
+            and not self.options.excludes(table.name)
+        ]
+
+
+def _any_repeated(view: GraphView, reads: list[Node]) -> bool:
+    """Whether a variable is read, or what was read is, more than once."""
+    handles = {_handle(view, read) for read in reads}
+    return len(handles) < len(reads) or any(
+        len(view.consumers((read.name, 0))) > 1 for read in reads
+    )
 
 
 def _handle(view: GraphView, read: Node) -> Tensor:
@@ -112,6 +118,8 @@ class _Classes:
         """The classes of two or more nodes."""
         self._reads = frozenset(read.name for read in reads)
         self._pending.extend(reads)
+        for read in reads:  # of one read, equal things may be computed again
+            self._pending.extend(self._readers.get(read.name, ()))
         while self._pending:
             node = self._pending.popleft()
             if not self._may_merge(node):

@@ -98,7 +98,9 @@ def _pack(edits: Edits, members: list[DenseUpdate]) -> Pack:
     # Constants that waited for a part of the chain, without that.
     replaced = {name for member in members for name in member.nodes}
     tensors = [
-        (edits.add_constant(tensor[0]), 0) if tensor[0] in replaced else tensor
+        (edits.add_constant(tensor[0], first.variables[0]), 0)
+        if tensor[0] in replaced
+        else tensor
         for tensor in lists["tensors"]
     ]
     name = add_pack(

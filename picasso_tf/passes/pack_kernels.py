@@ -1,7 +1,8 @@
 """K-Packing: equal small kernels that prepare ids become one op.
 
-What is packed is data: `KINDS`. Each kind says how one member is found
-(fragments/kernels.py) and how the members' own attributes are written down.
+What is packed is data: `KINDS`, and `LATE_KINDS` once lookups are packed. Each kind
+says how one member is found (fragments/kernels.py) and how the members' own
+attributes are written down.
 """
 
 from __future__ import annotations
@@ -80,6 +81,20 @@ def _bucketize_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
     }
 
 
+def _cross_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    agreed = dict(members[0].agree)
+    types = {
+        name: [dtype for dtype in agreed[name] for _ in members]
+        for name in ("Tvalues", "Tdense")
+    }
+    values = _lists("num_buckets", "hash_key")(members)
+    return types | values | {"K": len(members) * agreed["sparse_columns"]}
+
+
+def _no_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    return {}
+
+
 KINDS: tuple[Kind, ...] = (
     Kind(
         "to_sparse",
@@ -116,7 +131,43 @@ KINDS: tuple[Kind, ...] = (
         "PicassoPackedTableFind",
         _lists("oov_buckets"),
     ),
+    Kind(
+        "cross",
+        ("SparseCross",),
+        kernels.match_cross,
+        "PicassoPackedSparseCross",
+        _cross_attrs,
+    ),
+    Kind(
+        "to_dense",
+        ("SparseToDense",),
+        kernels.match_to_dense,
+        "PicassoPackedSparseToDense",
+        _no_attrs,
+    ),
+    Kind(
+        "one_hot",
+        ("OneHot",),
+        kernels.match_one_hot,
+        "PicassoPackedOneHot",
+        _lists("depth", "summed"),
+    ),
 )
+
+# A packed lookup does its own SparseReshape, if it finds it.
+LATE_KINDS: tuple[Kind, ...] = (
+    Kind(
+        "sparse_reshape",
+        ("SparseReshape",),
+        kernels.match_sparse_reshape,
+        "PicassoPackedSparseReshape",
+        _no_attrs,
+    ),
+)
+
+
+def _anchors(kinds: tuple[Kind, ...]) -> tuple[str, ...]:
+    return tuple(op for kind in kinds for op in kind.anchors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +179,13 @@ class PackKernels(Pass):
     """
 
     name: ClassVar[str] = "pack_kernels"
-    triggers: ClassVar[tuple[str, ...]] = tuple(
-        op for kind in KINDS for op in kind.anchors
-    )
+    kinds: ClassVar[tuple[Kind, ...]] = KINDS
+    triggers: ClassVar[tuple[str, ...]] = _anchors(KINDS)
 
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
         found = self._find(view, result)
-        groups = _grouped(view, found, result)
+        groups = _grouped(view, found, self.kinds, result)
         packer = _Packer(view)
         for _, members in sorted(groups, key=lambda item: item[0]):
             kind = members[0][0]
@@ -149,7 +199,7 @@ class PackKernels(Pass):
         return result
 
     def _find(self, view: GraphView, result: PassResult) -> list[tuple[Kind, Kernel]]:
-        kind_of = {op: kind for kind in KINDS for op in kind.anchors}
+        kind_of = {op: kind for kind in self.kinds for op in kind.anchors}
         found = []
         for node in view.nodes.values():
             kind = kind_of.get(node.op)
@@ -172,12 +222,26 @@ class PackKernels(Pass):
         return [entry for entry in found if entry[1].node.name not in absorbed]
 
 
+@dataclasses.dataclass(frozen=True)
+class PackLateKernels(PackKernels):
+    """The same for what packed lookups have left."""
+
+    name: ClassVar[str] = "pack_late_kernels"
+    kinds: ClassVar[tuple[Kind, ...]] = LATE_KINDS
+    triggers: ClassVar[tuple[str, ...]] = _anchors(LATE_KINDS)
+
+
 def _skip_lone(entry: tuple[Kind, Kernel], result: PassResult) -> None:
     kind, kernel = entry
     result.skip(kernel.node, f"no other {kind.name} of its type, device and level")
 
 
-def _grouped(view: GraphView, found: list[tuple[Kind, Kernel]], result: PassResult):
+def _grouped(
+    view: GraphView,
+    found: list[tuple[Kind, Kernel]],
+    kinds: tuple[Kind, ...],
+    result: PassResult,
+):
     """Members by what they agree in, with their level; see `group`."""
     for round_ in itertools.count():
         try:
@@ -199,7 +263,7 @@ def _grouped(view: GraphView, found: list[tuple[Kind, Kernel]], result: PassResu
         lone = {}
         for level, members in groups:
             if len(members) == 1:
-                kind = KINDS.index(members[0][0])
+                kind = kinds.index(members[0][0])
                 lone.setdefault((level, kind), []).append(members[0])
         if not lone or round_ == _ROUNDS:
             return groups
@@ -274,8 +338,7 @@ class _Packer:
             device=found[0].node.device,
             controls=frozenset().union(*(k.controls for k in found)) - replaced,
             N=len(members),
-            **dict(members[0].agree),
-            **kind.attrs(members),
+            **dict(members[0].agree) | kind.attrs(members),
         )
         for position, equal in enumerate(distinct.values()):
             for kernel in equal:

@@ -192,23 +192,45 @@ def _without_early_waiters(
     waits: dict[str, list[str]],
     result: PassResult,
 ) -> tuple[list[Lookup], dict[str, int]]:
-    """Lookups, and all nodes' levels, without those that do the work of a node for
-    which one of a lower level waits: it may lead to a lookup of the same pack."""
+    """Lookups, and all nodes' levels, once who waits for a part of a lookup's work
+    waits for all of it; without those for which that cannot be, since it leads to
+    the lookup."""
     while True:
-        levels = view.levels((lookup.node.name for lookup in lookups), waits)
+        late = {name: list(nodes) for name, nodes in waits.items()}
+        waiters: dict[str, list[str]] = {}
+        for lookup in lookups:
+            names = dict.fromkeys(
+                waiter.name
+                for node in lookup.nodes[:-1]
+                for waiter in view.control_consumers(node.name)
+            )
+            if names:
+                waiters[lookup.node.name] = list(names)
+            for name in names:
+                late.setdefault(name, []).append(lookup.node.name)
+        if not waiters:
+            return lookups, _levels_of(view, lookups, waits)
+        stuck = view.stuck(late)
         early = {
-            lookup.node.name
-            for lookup in lookups
-            for node in lookup.nodes[:-1]
-            for waiter in view.control_consumers(node.name)
-            if levels[waiter.name] < levels[lookup.node.name]
+            name
+            for name, nodes in waiters.items()
+            if name in stuck and view.comes_before(nodes, name, late)
         }
         if not early:
-            return lookups, levels
+            return lookups, _levels_of(view, lookups, late)
+        # Alone, if some of them can stay.
+        alone = {
+            name for name in early if view.comes_before(waiters[name], name, waits)
+        }
+        dropped = alone or {min(early, key=lambda name: view.nodes[name].index)}
         for lookup in lookups:
-            if lookup.node.name in early:
+            if lookup.node.name in dropped:
                 result.skip(lookup.node, "others wait for a part of its work alone")
-        lookups = [x for x in lookups if x.node.name not in early]
+        lookups = [x for x in lookups if x.node.name not in dropped]
+
+
+def _levels_of(view: GraphView, lookups: list[Lookup], waits) -> dict[str, int]:
+    return view.levels((lookup.node.name for lookup in lookups), waits)
 
 
 def _without_cycles(
@@ -575,11 +597,14 @@ class _Packer:
         dtype = self._view.dtype(counted)
         out_type = shape.attr("out_type", dtypes.int32)
         count = add(f"{shape.name}/ids", "Shape", [counted], T=dtype, out_type=out_type)
+        # In a loop, a constant has to wait for something of the loop.
+        holds = [count] if self._view.frame(shape.name) else []
         dim, axis = (
             add(
                 f"{shape.name}/{name}",
                 "Const",
                 [],
+                controls=holds,
                 dtype=dtype,
                 value=np.array(value, dtype.as_numpy_dtype),
             )
