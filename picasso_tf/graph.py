@@ -678,6 +678,8 @@ class GraphView:
         ):
             rows = self.shape(first)
             return None if rows is None else (None, *rows[1:])
+        if op in ("Size", "Rank"):
+            return ()
         if op == "Unique":
             return (None,)
         if op == "Select":
