@@ -237,9 +237,7 @@ def keras_form(name, structure, updates=3, **options) -> Form:
     # Keras 3 counts negative ids from the end.
     steps = STEPS if version == 3 else NO_NEGATIVE
     options = {"dtypes": POLICIES, "steps": steps} | options
-    lookups = options.pop("lookups", 3)
-    name = f"keras_{version}_{name}"
-    return Form(name, structure, lookups, updates, **options)
+    return Form(f"keras_{version}_{name}", structure, 3, updates, **options)
 
 
 def _forms(keras, *more: Form) -> tuple[Form, ...]:
@@ -257,7 +255,7 @@ def _forms(keras, *more: Form) -> tuple[Form, ...]:
         keras_form("shared", of(shared=True), 0),
         keras_form("mask_zero", of("matrix", mask_zero=True)),
         keras_form("ragged", of("ragged"), steps=NO_NEGATIVE),
-        keras_form("sparse", of("sparse"), lookups=0, steps=NO_NEGATIVE),
+        keras_form("sparse", of("sparse"), steps=NO_NEGATIVE),
         *more,
     )
 

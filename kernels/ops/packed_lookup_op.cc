@@ -227,14 +227,15 @@ class PackedLookupOp : public OpKernel {
                   TensorShape* shape) const {
     TF_RETURN_IF_ERROR(bags_layout_.Make(ctx, first_sparse_, i, member->ids,
                                          member_name_[i], bags));
-    member->pool =
-        member->parts == nullptr ? &PoolRows<T> : &PoolRowsOfParts<T>;
+    member->pool = member->parts != nullptr ? &PoolRowsOfParts<T>
+                   : cast_rows_             ? &PoolCastRows<T>
+                                            : &PoolRows<T>;
     member->plan = &bags->plan;
     member->combiner = bags_layout_.combiner(i);
     member->zero_filled = bags_layout_.zero_filled(i);
     if (bags->weighted) member->weights = &bags->weights;
     if (!member_shape_[i].unknown_rank()) {
-      const int64_t row = member->row_bytes / sizeof(T);
+      const int64_t row = member->written_bytes() / sizeof(T);
       return Resolve(member_shape_[i], bags->plan.bags() * row, i, shape);
     }
     TF_RETURN_IF_ERROR(
