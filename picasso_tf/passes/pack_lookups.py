@@ -190,23 +190,40 @@ def _without_early_waiters(
     waits: dict[str, list[str]],
     result: PassResult,
 ) -> tuple[list[Lookup], dict[str, int]]:
-    """Lookups, and all nodes' levels, without those that do the work of a node for
-    which one of a lower level waits: it may lead to a lookup of the same pack."""
+    """Lookups, and all nodes' levels.
+
+    Who waits for a part of a lookup's work alone, as weight decay waits for the rows
+    and not for what pools them, will wait for all of it. Lookups of which that is
+    not possible are reported: they depend on who waits, or do not always run then.
+    """
     while True:
         levels = view.levels((lookup.node.name for lookup in lookups), waits)
-        early = {
-            lookup.node.name
+        early = [
+            (waiter.name, lookup.node.name)
             for lookup in lookups
             for node in lookup.nodes[:-1]
             for waiter in view.control_consumers(node.name)
             if levels[waiter.name] < levels[lookup.node.name]
-        }
+        ]
         if not early:
             return lookups, levels
+        later = {name: list(names) for name, names in waits.items()}
+        for waiter, name in early:
+            later.setdefault(waiter, []).append(name)
+        stuck = view.stuck(later)
+        kept = {
+            name
+            for waiter, name in early
+            if view.serves(waiter) & ~view.serves(name)
+            or (name in stuck and view.comes_before([waiter], name, later))
+        }
+        if not kept:
+            waits = later
+            continue
         for lookup in lookups:
-            if lookup.node.name in early:
+            if lookup.node.name in kept:
                 result.skip(lookup.node, "others wait for a part of its work alone")
-        lookups = [x for x in lookups if x.node.name not in early]
+        lookups = [x for x in lookups if x.node.name not in kept]
 
 
 def _without_cycles(
