@@ -684,6 +684,11 @@ class GraphView:
         ):
             rows = self.shape(first)
             return None if rows is None else (None, *rows[1:])
+        if op == "UnsortedSegmentSum":
+            rows, ids = self.shape(first), self.shape(node.inputs[1])
+            if rows is None or ids is None:
+                return None
+            return (self.constant_int(node.inputs[2]), *rows[len(ids) :])
         if op in _POOLED_GRADIENTS:
             rows = self.shape(first)
             if port == 1:
