@@ -278,6 +278,24 @@ def test_forms(body):
     new_packs(before)
 
 
+def test_operands_in_any_order():
+    """TensorFlow sorts those of sums and products by their names."""
+
+    def body(i, v, m, g):
+        with tf.name_scope("az"[i % 2]):
+            rate = tf.exp(tf.reduce_mean(g) * 0.01)
+        with tf.name_scope("k"):
+            m.assign_add(rate * g + v)
+            v.assign_sub(m * rate)
+
+    stock = by_hand(4, body, None)
+    before = picasso_tf.reports()
+    ours = by_hand(4, body, STRICT)
+    assert_same(ours, stock)
+    ((_, pack),) = new_packs(before)
+    assert len(pack.members) == 4
+
+
 def test_others_work_on_it_in_between():
     """A path leaves the chain and comes back: it stays as it is, with a reason."""
 
