@@ -8,8 +8,9 @@ READY := $(VENV)/.ready
 SOURCES := $(shell find kernels -name '*.h' -o -name '*.cc' -o -name '*.cu' 2>/dev/null) \
            CMakeLists.txt setup.py pyproject.toml
 PYTEST_ARGS ?=
-# DeepCTR pins an old h5py and more; it runs without, and serves one test file.
-DEEPCTR := $(if $(filter 2.15.%,$(TF)),deepctr==0.9.4)
+# For tests; they run without what they ask for. DeepCTR pins an old h5py and more,
+# and serves one file. tf_keras, Keras 2 beside Keras 3, wants tensorflow, not -cpu.
+EXTRAS := $(if $(filter 2.15.%,$(TF)),deepctr==0.9.4,tf_keras==$(basename $(TF)).*)
 
 .PHONY: demo test test-slow build lint format bench clean
 
@@ -20,11 +21,14 @@ $(READY):
 	$(BIN)/pip install -q --upgrade pip "setuptools>=77" wheel
 	$(BIN)/pip install -q "tensorflow-cpu==$(TF)" cmake ninja absl-py "rich>=13" \
 	  "pytest>=8" pytest-xdist "hypothesis>=6" pandas
-	$(if $(DEEPCTR),$(BIN)/pip install -q --no-deps $(DEEPCTR))
+	touch $@
+
+$(VENV)/.extras: $(READY)
+	$(BIN)/pip install -q --no-deps "$(EXTRAS)"
 	touch $@
 
 # The library is rebuilt when a source is newer; CMake then builds what changed.
-$(VENV)/.built: $(READY) $(SOURCES)
+$(VENV)/.built: $(READY) $(SOURCES) | $(VENV)/.extras
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 

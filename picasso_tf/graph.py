@@ -128,6 +128,12 @@ _ELEMENTWISE = frozenset(
         *("Less", "Greater", "SelectV2", "LogicalOr", "LogicalAnd"),
     }
 )
+_POOLED_GRADIENTS = frozenset(
+    f"SparseSegment{combiner}Grad{version}"
+    for combiner in ("Sum", "Mean", "SqrtN")
+    for version in ("", "V2")
+)
+_REDUCTIONS = frozenset({"Sum", "Mean", "Prod", "Max", "Min", "Any", "All"})
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 
@@ -736,10 +742,25 @@ class GraphView:
         ):
             rows = self.shape(first)
             return None if rows is None else (None, *rows[1:])
+        if op == "UnsortedSegmentSum":
+            rows, ids = self.shape(first), self.shape(node.inputs[1])
+            if rows is None or ids is None:
+                return None
+            return (self.constant_int(node.inputs[2]), *rows[len(ids) :])
+        if op in _POOLED_GRADIENTS:
+            rows = self.shape(first)
+            if port == 1:
+                return (None,)
+            return None if rows is None else (None, *rows[1:])
+        if op in ("Size", "Rank"):
+            return ()
         if op == "Unique":
             return (None,)
-        if op == "Select":
-            return self.shape(node.inputs[2])
+        if op == "Select":  # both have its shape
+            known = map(self.shape, node.inputs[:0:-1])
+            return next((shape for shape in known if shape is not None), None)
+        if op in _REDUCTIONS:
+            return self._reduced(node)
         if op == "Merge" and tensor[1] == 0:
             return _common([self.shape(each) for each in node.inputs])
         if op == "Where":
@@ -768,6 +789,16 @@ class GraphView:
             shape = _broadcast([self.shape(operand) for operand in node.inputs])
             return self._times_column(node) if shape is None else shape
         return None
+
+    def _reduced(self, node: Node) -> Shape | None:
+        """Of a sum and its like over axes that are known."""
+        shape, axes = self.shape(node.inputs[0]), self.constant_ints(node.inputs[1])
+        if not shape or axes is None:
+            return shape if shape == () else None
+        gone = {axis % len(shape) for axis in axes}
+        if node.attr("keep_dims", False):
+            return tuple(1 if i in gone else size for i, size in enumerate(shape))
+        return tuple(size for i, size in enumerate(shape) if i not in gone)
 
     def _times_column(self, node: Node) -> Shape | None:
         """Of a matrix times or by a column, if all else is not known."""

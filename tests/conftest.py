@@ -6,6 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
+from helpers_models import keras_2
 from hypothesis import settings
 
 import picasso_tf
@@ -21,7 +22,9 @@ def clean_slate():
     tf.compat.v1.reset_default_graph()
     yield
     picasso_tf.disable()
-    tf.keras.backend.clear_session()
+    for keras in (tf.keras, keras_2):
+        if keras is not None:
+            keras.backend.clear_session()
 
 
 def pytest_addoption(parser):

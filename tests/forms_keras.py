@@ -1,4 +1,4 @@
-"""Models written with Keras, 2 and 3."""
+"""Models written with Keras 2, 3, or both, whatever is there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import tensorflow as tf
 from forms import THREE, Form, Shapes
 from forms_data import STEPS, Batch, flat, ragged, sparse, spec
 from forms_run import Case, Optimizer, loss_of
-from helpers_models import KERAS_2, table_values
+from helpers_models import KERAS_2, keras_2, table_values
 
-keras = tf.keras
-layers = keras.layers
+keras_3 = None if KERAS_2 else tf.keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +20,14 @@ class Embeddings:
     """An Embedding layer for each table, rows side by side.
 
     Attributes:
+      keras: the module.
       layout: of the ids: "column" [batch, 1], "matrix" [batch, 3], "sparse" or
         "ragged".
       mask_zero, input_length: of the layers.
       shared: one layer for all inputs.
     """
 
+    keras: Any
     layout: str = "column"
     mask_zero: bool = False
     input_length: int | None = None
@@ -46,7 +47,8 @@ class Embeddings:
         layout = sparse if self.layout == "sparse" else ragged
         return layout(bags, batch.typed(flat(bags)))
 
-    def model(self, dtype: str, ids: str) -> keras.Model:
+    def model(self, dtype: str, ids: str):
+        keras = self.keras
         width = {"column": 1, "matrix": 3}.get(self.layout)
         options = {self.layout: True} if width is None else {}
         inputs = [
@@ -58,7 +60,7 @@ class Embeddings:
             self._pooled(made[i % len(made)], ids_i, dtype)
             for i, ids_i in enumerate(inputs)
         ]
-        joined = layers.Concatenate(dtype=dtype)(rows)
+        joined = keras.layers.Concatenate(dtype=dtype)(rows)
         return keras.Model({i.name.split(":")[0]: i for i in inputs}, joined)
 
     @property
@@ -69,9 +71,10 @@ class Embeddings:
         options = {"mask_zero": self.mask_zero, "dtype": dtype}
         if self.input_length:
             options["input_length"] = self.input_length
-        return layers.Embedding(rows, dim, **options)
+        return self.keras.layers.Embedding(rows, dim, **options)
 
     def _pooled(self, layer, ids, dtype: str):
+        layers = self.keras.layers
         rows = layer(ids)
         if self.mask_zero:
             return layers.GlobalAveragePooling1D(dtype=dtype)(rows)
@@ -82,7 +85,7 @@ class Embeddings:
             total = layers.Lambda(
                 lambda x: tf.reduce_sum(x, axis=1),
                 dtype=dtype,
-                **({} if KERAS_2 else {"output_shape": (layer.output_dim,)}),
+                output_shape=(layer.output_dim,),
             )
             return total(rows)
         return layers.Flatten(dtype=dtype)(rows)
@@ -92,12 +95,14 @@ class Embeddings:
 class DenseFeatures:
     """Keras 2's layer of feature columns."""
 
+    keras: Any
     tables: Shapes = ((20, 4), (20, 4), (20, 8))
 
     def features(self, batch: Batch) -> dict[str, Any]:
         return {f"id_{i}": forms_columns.feature(batch, f"id_{i}") for i in range(3)}
 
-    def model(self, dtype: str, ids: str) -> keras.Model:
+    def model(self, dtype: str, ids: str):
+        keras = self.keras
         columns = [
             tf.feature_column.embedding_column(
                 tf.feature_column.categorical_column_with_identity(f"id_{i}", rows),
@@ -109,7 +114,7 @@ class DenseFeatures:
             f"id_{i}": keras.Input([None], dtype=ids, name=f"id_{i}", sparse=True)
             for i in range(3)
         }
-        return keras.Model(inputs, layers.DenseFeatures(columns)(inputs))
+        return keras.Model(inputs, keras.layers.DenseFeatures(columns)(inputs))
 
 
 class KerasModel(tf.Module):
@@ -125,7 +130,7 @@ class KerasModel(tf.Module):
                 for i, weight in enumerate(self.model.get_weights())
             ]
         )
-        self._optimizer = KERAS_OPTIMIZERS[case.optimizer].make()
+        self._optimizer = optimizer_of(case).make()
         variables = self.model.trainable_variables
         if hasattr(self._optimizer, "build"):
             self._optimizer.build(variables)
@@ -161,73 +166,105 @@ def values_of(variables) -> list[tf.Variable]:
 # -- optimizers ---------------------------------------------------------------
 
 
-def _new(name: str, *arguments, **options) -> Optimizer:
-    if KERAS_2:
-        options["jit_compile"] = False
+def _make(keras, name: str, *arguments, **options) -> Optimizer:
     return Optimizer(lambda: getattr(keras.optimizers, name)(*arguments, **options))
 
 
 def _legacy(name: str, *arguments, **options) -> Optimizer:
-    return Optimizer(
-        lambda: getattr(keras.optimizers.legacy, name)(*arguments, **options)
-    )
+    legacy = keras_2 and keras_2.optimizers.legacy
+    return Optimizer(lambda: getattr(legacy, name)(*arguments, **options))
 
 
-KERAS_OPTIMIZERS = {
-    "sgd": _new("SGD", 0.1),
-    "adagrad": _new("Adagrad", 0.1),
-    "rmsprop": _new("RMSprop", 0.01),
-    "adadelta": _new("Adadelta", 0.5),
-    "ftrl": _new("Ftrl", 0.1, l1_regularization_strength=0.01),
-    "adam": _new("Adam", 0.01),
-    "adamw": _new("AdamW", 0.01, weight_decay=0.01),
+def _common(keras, **more) -> dict[str, Optimizer]:
+    """Those that both have."""
+    return {
+        "sgd": _make(keras, "SGD", 0.1, **more),
+        "adagrad": _make(keras, "Adagrad", 0.1, **more),
+        "rmsprop": _make(keras, "RMSprop", 0.01, **more),
+        "adadelta": _make(keras, "Adadelta", 0.5, **more),
+        "ftrl": _make(keras, "Ftrl", 0.1, l1_regularization_strength=0.01, **more),
+        "adam": _make(keras, "Adam", 0.01, **more),
+        "adamw": _make(keras, "AdamW", 0.01, weight_decay=0.01, **more),
+    }
+
+
+KERAS_2_OPTIMIZERS = _common(keras_2, jit_compile=False) | {
+    "legacy_sgd": _legacy("SGD", 0.1),
+    "legacy_momentum": _legacy("SGD", 0.05, momentum=0.9),
+    "legacy_adagrad": _legacy("Adagrad", 0.1),
+    "legacy_rmsprop": _legacy("RMSprop", 0.01, momentum=0.5),
+    "legacy_adadelta": _legacy("Adadelta", 0.5),
+    "legacy_ftrl": _legacy("Ftrl", 0.1, l1_regularization_strength=0.01),
+    "legacy_adam": _legacy("Adam", 0.01),
 }
-if KERAS_2:
-    KERAS_OPTIMIZERS |= {
-        "legacy_sgd": _legacy("SGD", 0.1),
-        "legacy_momentum": _legacy("SGD", 0.05, momentum=0.9),
-        "legacy_adagrad": _legacy("Adagrad", 0.1),
-        "legacy_rmsprop": _legacy("RMSprop", 0.01, momentum=0.5),
-        "legacy_adadelta": _legacy("Adadelta", 0.5),
-        "legacy_ftrl": _legacy("Ftrl", 0.1, l1_regularization_strength=0.01),
-        "legacy_adam": _legacy("Adam", 0.01),
-    }
-else:
-    KERAS_OPTIMIZERS |= {
-        "accumulated_sgd": _new("SGD", 0.1, gradient_accumulation_steps=2),
-        "accumulated_adagrad": _new("Adagrad", 0.1, gradient_accumulation_steps=2),
-    }
+KERAS_3_OPTIMIZERS = _common(keras_3) | {
+    "accumulated_sgd": _make(keras_3, "SGD", 0.1, gradient_accumulation_steps=2),
+    "accumulated_adagrad": _make(
+        keras_3, "Adagrad", 0.1, gradient_accumulation_steps=2
+    ),
+}
+# What any of Keras 3's may be given, in turns.
+KERAS_3_OPTIONS = {
+    f"{name.lower()}_{option}": _make(keras_3, name, 0.05, **arguments)
+    for option, arguments, names in (
+        ("clipnorm", {"clipnorm": 0.1}, ("SGD", "Adam")),
+        ("clipvalue", {"clipvalue": 0.05}, ("Adagrad", "AdamW")),
+        ("global_clipnorm", {"global_clipnorm": 0.1}, ("SGD", "Adagrad")),
+        ("weight_decay", {"weight_decay": 0.01}, ("Adagrad", "RMSprop")),
+        ("ema", {"use_ema": True, "ema_momentum": 0.9}, ("SGD", "Adam")),
+        ("overwritten", {"use_ema": True, "ema_overwrite_frequency": 3}, ("Adagrad",)),
+        ("momentum", {"momentum": 0.9}, ("SGD",)),
+        ("centered", {"momentum": 0.9, "centered": True}, ("RMSprop",)),
+    )
+    for name in names
+}
 
 
-# -- the table ----------------------------------------------------------------
+def optimizer_of(case: Case) -> Optimizer:
+    if case.form.structure.keras is keras_2:
+        return KERAS_2_OPTIMIZERS[case.optimizer]
+    return (KERAS_3_OPTIMIZERS | KERAS_3_OPTIONS)[case.optimizer]
+
+
+# -- the tables ---------------------------------------------------------------
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
-# Keras 3 counts negative ids from the end.
-COLUMN_STEPS = tuple(s for s in STEPS if not KERAS_2 or s != "negative_ids")
 NO_NEGATIVE = tuple(s for s in STEPS if s != "negative_ids")
 
 
-def keras_form(name, structure, lookups, updates, **options) -> Form:
-    # Not all updates of rows that Keras 3 computes are packed.
-    more = {"dtypes": POLICIES, "steps": COLUMN_STEPS, "not_yet": not KERAS_2}
-    options = more | options
-    return Form("keras_" + name, structure, lookups, updates, **options)
+def keras_form(name, structure, updates=3, **options) -> Form:
+    version = 2 if structure.keras is keras_2 else 3
+    # Keras 3 counts negative ids from the end.
+    steps = STEPS if version == 3 else NO_NEGATIVE
+    options = {"dtypes": POLICIES, "steps": steps} | options
+    return Form(f"keras_{version}_{name}", structure, 3, updates, **options)
 
 
-KERAS_FORMS: tuple[Form, ...] = (
-    keras_form("embedding", Embeddings(), 3, 3),
-    keras_form("matrix", Embeddings("matrix"), 3, 3),
-    # One update of one op may be alone.
-    keras_form("shared", Embeddings(shared=True), 3, 0),
-    keras_form("mask_zero", Embeddings("matrix", mask_zero=True), 3, 3),
-    keras_form("ragged", Embeddings("ragged"), 3, 3, steps=NO_NEGATIVE),
-    # AdamW waits for the lookup alone, not for the pooling: left alone.
-    keras_form("sparse", Embeddings("sparse"), 0, 3, steps=NO_NEGATIVE),
-)
-if KERAS_2:
-    KERAS_FORMS += (
-        keras_form("input_length", Embeddings("matrix", input_length=3), 3, 3),
-        keras_form(
-            "dense_features", DenseFeatures(), 3, 3, dtypes=("float32",), steps=STEPS
-        ),
+def _forms(keras, *more: Form) -> tuple[Form, ...]:
+    """The forms that both have, and more; none of a Keras that is not there."""
+    if keras is None:
+        return ()
+
+    def of(*arguments, **options):
+        return Embeddings(keras, *arguments, **options)
+
+    return (
+        keras_form("embedding", of()),
+        keras_form("matrix", of("matrix")),
+        # One update of one op may be alone.
+        keras_form("shared", of(shared=True), 0),
+        keras_form("mask_zero", of("matrix", mask_zero=True)),
+        keras_form("ragged", of("ragged"), steps=NO_NEGATIVE),
+        keras_form("sparse", of("sparse"), steps=NO_NEGATIVE),
+        *more,
     )
+
+
+KERAS_2_FORMS = _forms(
+    keras_2,
+    keras_form("input_length", Embeddings(keras_2, "matrix", input_length=3)),
+    keras_form(
+        "dense_features", DenseFeatures(keras_2), dtypes=("float32",), steps=STEPS
+    ),
+)
+KERAS_3_FORMS = _forms(keras_3)

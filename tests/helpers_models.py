@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -19,10 +21,22 @@ import picasso_tf
 v1 = tf.compat.v1
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TF_MINOR = tuple(int(part) for part in tf.__version__.split(".")[:2])
-KERAS_2 = TF_MINOR < (2, 16)
+KERAS_2 = TF_MINOR < (2, 16)  # as tf.keras
 ESTIMATOR = getattr(tf, "estimator", None)
 
-needs_keras_2 = pytest.mark.skipif(not KERAS_2, reason="needs Keras 2")
+
+def _find_keras_2():
+    """Keras 2: TensorFlow's own up to 2.15, then the package tf_keras; or None."""
+    if KERAS_2:
+        return tf.keras
+    found = importlib.util.find_spec("tf_keras") is not None
+    return importlib.import_module("tf_keras") if found else None
+
+
+keras_2 = _find_keras_2()
+needs_keras_2 = pytest.mark.skipif(
+    keras_2 is None, reason="needs Keras 2: tf_keras for this TensorFlow"
+)
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="needs Keras 3")
 needs_estimator = pytest.mark.skipif(
     ESTIMATOR is None, reason="this TensorFlow has no Estimator"

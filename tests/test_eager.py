@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import sys
@@ -22,6 +23,7 @@ from helpers_models import (
     checked,
     fit_module,
     id_batches,
+    keras_2,
     label_batches,
     needs_keras_2,
     needs_keras_3,
@@ -811,7 +813,7 @@ def test_functions_run_eagerly():
 # -- Keras --------------------------------------------------------------------
 
 
-def keras_model(optimizer, **compile_arguments):
+def keras_model(optimizer, keras=tf.keras, **compile_arguments):
     """Embedding, Flatten, Concatenate with dense inputs, two dense layers."""
     layers = keras.layers
     inputs = [keras.Input([1], dtype="int32", name=f"field_{i}") for i in range(4)]
@@ -854,7 +856,11 @@ def keras_fit(optimizer, batches=10, **compile_arguments):
 
 
 def legacy(name, **arguments):
-    return getattr(keras.optimizers.legacy, name)(0.1, **arguments)
+    return getattr(keras_2.optimizers.legacy, name)(0.1, **arguments)
+
+
+keras_2_model = functools.partial(keras_model, keras=keras_2)
+keras_2_fit = functools.partial(keras_fit, keras=keras_2)
 
 
 # The optimizer, and the members of packed updates in a step.
@@ -888,9 +894,9 @@ SLOW = ("momentum", "ftrl_shrinkage", "rmsprop_momentum")
 )
 def test_keras_2_fit(name):
     optimizer, updates = KERAS_2_OPTIMIZERS[name]
-    expected = keras_fit(optimizer())
+    expected = keras_2_fit(optimizer())
     with watch() as seen, picasso_tf.enabled(strict()):
-        got = keras_fit(optimizer())
+        got = keras_2_fit(optimizer())
     seen.assert_packed()
     assert FIELDS in seen.members("lookup")
     if updates is not None:
@@ -901,7 +907,7 @@ def test_keras_2_fit(name):
 
 @needs_keras_2
 def test_keras_2_evaluate_and_predict():
-    model = keras_model(legacy("Adagrad"))
+    model = keras_2_model(legacy("Adagrad"))
     x, y = keras_data(3)
 
     def run():
@@ -921,9 +927,9 @@ def test_keras_2_evaluate_and_predict():
 @pytest.mark.slow
 def test_keras_2_new_adagrad():
     """Keras 2.11's own optimizers write updates in many ops."""
-    expected = keras_fit(keras.optimizers.Adagrad(0.1))
+    expected = keras_2_fit(keras_2.optimizers.Adagrad(0.1))
     with watch() as seen, picasso_tf.enabled(strict()):
-        got = keras_fit(keras.optimizers.Adagrad(0.1))
+        got = keras_2_fit(keras_2.optimizers.Adagrad(0.1))
     seen.assert_packed()
     assert_all_same(got, expected)
 
@@ -931,9 +937,9 @@ def test_keras_2_new_adagrad():
 @needs_keras_2
 def test_keras_2_steps_per_execution():
     """Three steps per call, 10 steps in each epoch: the last call has one."""
-    expected = keras_fit(legacy("Adagrad"), steps_per_execution=3)
+    expected = keras_2_fit(legacy("Adagrad"), steps_per_execution=3)
     with watch() as seen, picasso_tf.enabled(strict()):
-        got = keras_fit(legacy("Adagrad"), steps_per_execution=3)
+        got = keras_2_fit(legacy("Adagrad"), steps_per_execution=3)
     seen.assert_packed()
     runs = [
         r.executions(p)[1]
@@ -951,7 +957,7 @@ def test_keras_2_enabled_between_epochs():
     x, y = keras_data(5)
 
     def run(switch):
-        model = keras_model(legacy("Adagrad"))
+        model = keras_2_model(legacy("Adagrad"))
         for epoch in range(3):
             if switch and epoch == 1:
                 picasso_tf.enable(strict())
@@ -976,14 +982,14 @@ def test_keras_2_checkpoint_goes_on_with_the_flag_off(tmp_path):
     def fit(model):
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
-    stock, packed = keras_model(legacy("Adagrad")), keras_model(legacy("Adagrad"))
+    stock, packed = keras_2_model(legacy("Adagrad")), keras_2_model(legacy("Adagrad"))
     fit(stock)
     stock.save_weights(str(tmp_path / "stock"))
     with watch() as seen, picasso_tf.enabled(strict()):
         fit(packed)
         packed.save_weights(str(tmp_path / "packed"))
     seen.assert_packed(lookups=FIELDS, updates=FIELDS)
-    fresh = keras_model(legacy("Adagrad"))
+    fresh = keras_2_model(legacy("Adagrad"))
     fresh.load_weights(str(tmp_path / "packed"))
     fit(fresh)
     fit(stock)
@@ -1109,14 +1115,14 @@ def test_saved_model_is_packed_where_it_is_loaded(tmp_path):
 def test_keras_2_saved_model_holds_no_trace(tmp_path):
     x, y = keras_data(2)
     with watch() as seen, picasso_tf.enabled(strict()):
-        model = keras_model(legacy("Adagrad"))
+        model = keras_2_model(legacy("Adagrad"))
         model.fit(x, y, batch_size=BATCH, verbose=0)
         model.save(str(tmp_path / "model"), save_format="tf")
         expected = model.predict(x, batch_size=BATCH, verbose=0)
     seen.assert_packed()
     for name, content in tree_bytes(tmp_path / "model").items():
         assert b"icasso" not in content, name
-    loaded = keras.models.load_model(str(tmp_path / "model"))
+    loaded = keras_2.models.load_model(str(tmp_path / "model"))
     got = loaded.predict(x, batch_size=BATCH, verbose=0)
     assert_same(got, expected, "predictions")
 

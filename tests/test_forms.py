@@ -10,7 +10,15 @@ import tensorflow as tf
 from forms import FORMS
 from forms_columns import feature
 from forms_data import STEPS, Batch, tensor
-from forms_keras import KERAS_FORMS, KERAS_OPTIMIZERS, KerasModel
+from forms_keras import (
+    KERAS_2_FORMS,
+    KERAS_2_OPTIMIZERS,
+    KERAS_3_FORMS,
+    KERAS_3_OPTIMIZERS,
+    KERAS_3_OPTIONS,
+    KerasModel,
+    optimizer_of,
+)
 from forms_run import (
     V1_OPTIMIZERS,
     FunctionModel,
@@ -42,7 +50,11 @@ def pytest_generate_tests(metafunc):
         cases = chosen(metafunc.config, IN_FUNCTIONS, list(V1_OPTIMIZERS), count=1)
         metafunc.parametrize("function_case", marked("function", cases))
     if "keras_case" in metafunc.fixturenames:
-        cases = chosen(metafunc.config, KERAS_FORMS, list(KERAS_OPTIMIZERS), count=5)
+        cases = [
+            *chosen(metafunc.config, KERAS_2_FORMS, list(KERAS_2_OPTIMIZERS), count=5),
+            *chosen(metafunc.config, KERAS_3_FORMS, list(KERAS_3_OPTIMIZERS), count=5),
+            *chosen(metafunc.config, KERAS_3_FORMS, list(KERAS_3_OPTIONS), count=2),
+        ]
         metafunc.parametrize("keras_case", marked("keras", cases))
 
 
@@ -55,7 +67,6 @@ SCATTER = (
     "another bit in tables: PackUpdates takes ResourceScatterAdd away, and "
     "TensorFlow's arithmetic optimizer orders lr * grad * rsqrt(...) otherwise"
 )
-RESHAPED = ("keras_embedding", "keras_matrix", "keras_input_length")
 
 
 def broken(test: str, case) -> str | None:
@@ -112,7 +123,7 @@ def test_training_in_a_function(function_case, tmp_path):
 
 
 def test_training_with_keras(keras_case, tmp_path):
-    updates = KERAS_OPTIMIZERS[keras_case.optimizer].updates
+    updates = optimizer_of(keras_case).updates
     train_in_functions(KerasModel(keras_case), keras_case, updates, tmp_path)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from graphs import STRICT, assert_same, check, ops_of, run, spell, tf1
-from helpers_models import needs_estimator, needs_keras_2, watch
+from helpers_models import keras_2, needs_estimator, needs_keras_2, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_passes import GOLDEN, rewrite
@@ -476,7 +476,7 @@ def test_dense_features_in_a_function():
     names = [f"c{i}" for i in range(4)]
     columns = [fc.embedding_column(fc.categorical_column_with_hash_bucket(n, 9), 4)
                for n in names]  # fmt: skip
-    layer = tf.keras.layers.DenseFeatures(columns)
+    layer = keras_2.layers.DenseFeatures(columns)
     features = {n: tf.constant(["a", "", "b", n]) for n in names}
     expected = tf.function(layer)(features).numpy()
     with watch() as watched, picasso_tf.enabled(STRICT):

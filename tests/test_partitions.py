@@ -434,7 +434,8 @@ def test_one_variable_as_two_parts():
 
 
 def test_who_waits_for_one_part_and_leads_to_another_lookup():
-    """The second lookup waits for a part of the first: one op cannot do both."""
+    """The second lookup waits for a part of the first: one op cannot do both, but
+    the second may wait for the one that does the first and the third."""
     with tf.Graph().as_default() as graph:
         ids = tf1.placeholder(tf.int64, [None])
         first = tf.nn.embedding_lookup(parted("a"), ids)
@@ -445,8 +446,29 @@ def test_who_waits_for_one_part_and_leads_to_another_lookup():
         third = tf.nn.embedding_lookup(parted("c"), ids)
     outputs = [first, second, third]
     report = check(graph, outputs, {ids: [1, 22, 7]})
+    assert [len(pack.members) for pack in report.packs] == [2]
     reasons = [skipped.reason for skipped in report.skipped]
-    assert reasons == ["others wait for a part of its work alone"]
+    assert reasons == ["no other lookup of its type, device and level"]
+
+
+def test_who_waits_for_rows_and_leads_to_their_pool():
+    """What pools the rows would wait for itself."""
+    with tf.Graph().as_default() as graph:
+        ids = tf1.placeholder(tf.int64, [None])
+        segments = tf1.placeholder(tf.int64, [None])
+        outputs = []
+        for name in "ab":
+            values = tf.reshape(tf.sin(tf.range(36.0)), [9, 4])
+            table = tf1.get_variable(name, initializer=values, use_resource=True)
+            unique, index = tf.unique(ids)
+            rows = tf.nn.embedding_lookup(table, unique)
+            with tf1.control_dependencies([rows.op.inputs[0].op]):
+                later = segments + 0
+            outputs.append(tf.sparse.segment_sum(rows, index, later))
+    feed = {ids: [3, 1, 3], segments: [0, 0, 1]}
+    check(graph, outputs, feed, packs=0)
+    reasons = {skipped.reason for skipped in picasso_tf.reports()[-1].skipped}
+    assert "others wait for a part of its work alone" in reasons
 
 
 # -- checkpoints, functions ------------------------------------------------

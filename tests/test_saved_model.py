@@ -18,6 +18,7 @@ from helpers_models import (
     checked,
     dense_layer,
     id_batches,
+    keras_2,
     make_tables,
     needs_estimator,
     needs_keras_2,
@@ -531,7 +532,7 @@ def test_estimator_export(tmp_path):
 
 @needs_keras_2
 def test_keras_2_model(tmp_path):
-    keras = tf.keras
+    keras = keras_2
     inputs = [keras.Input([1], dtype="int32", name=f"field_{i}") for i in range(3)]
     rows = [
         keras.layers.Flatten()(keras.layers.Embedding(9, 4, name=f"embedding_{i}")(x))

@@ -450,6 +450,60 @@ def test_scatter_of_other_forms(op):
     check(case_of(build))
 
 
+# Shapes of ids and of what is added, and what stock has against them.
+PREFIX, WHOLE = "must be a prefix of the shape of updates", "Must have updates.shape ="
+FED_SHAPES = {
+    "vector": ([3], [3, 4], None),
+    "matrix": ([2, 3], [2, 3, 4], None),
+    "one id": ([], [4], None),
+    "scalar": ([2, 3], [], None),
+    "no ids": ([0], [0, 4], None),
+    "no ids, scalar": ([0], [], None),
+    "no ids, rows": ([0], [6, 4], None),
+    "too few rows": ([3], [2, 4], PREFIX),
+    "too many rows": ([2], [3, 4], PREFIX),
+    "other order": ([2, 3], [3, 2, 4], PREFIX),
+    "flat rows": ([2, 3], [6, 4], WHOLE),
+    "no ids, a vector": ([0], [6], WHOLE),
+    "bad id": ([2, 3], [2, 3, 4], "indices[1,0] = 9 is not in [0, 5)"),
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16])
+@pytest.mark.parametrize("name", FED_SHAPES)
+def test_shapes_that_only_a_step_knows(name, dtype):
+    """Packed all the same, with stock's result or stock's error."""
+    ids_shape, shape, error = FED_SHAPES[name]
+    rng = np.random.default_rng(3)
+
+    def build():
+        ops, feed = [], {}
+        for i in range(2):
+            table = make_table(f"t{i}", random(rng, [5, 4], dtype))
+            ids = tf.compat.v1.placeholder(tf.int64, None)
+            rows = tf.compat.v1.placeholder(dtype, None)
+            feed[ids] = rng.integers(0, 5, ids_shape)
+            feed[rows] = random(rng, shape, dtype)
+            if name == "bad id":
+                feed[ids][1, 0] = 9
+            scatter = tf.raw_ops.ResourceScatterSub
+            ops.append(scatter(resource=table.handle, indices=ids, updates=-rows))
+        return ops, [feed] * 2
+
+    case = case_of(build)
+    if error is None:
+        report = check(case)
+        assert [len(pack.members) for pack in report.packs] == [2], str(report)
+        return
+    before = picasso_tf.last_report()
+    for config in (stock_config(), packed_config()):
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            run(case, config)
+        assert error in raised.value.message
+    report = picasso_tf.last_report()
+    assert report is not before and len(report.packs) == 1, str(report)
+
+
 # Updates of ResourceScatterAdd made from rows g and a rate.
 SCALED = {
     "-g * rate": lambda g, rate: -g * rate,

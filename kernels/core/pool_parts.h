@@ -1,4 +1,5 @@
-// Pooling of bags from a table in parts.
+// Pooling of bags whose rows are brought together first: from a table in parts,
+// or cast to a half type.
 #ifndef PICASSO_TF_KERNELS_CORE_POOL_PARTS_H_
 #define PICASSO_TF_KERNELS_CORE_POOL_PARTS_H_
 
@@ -9,13 +10,16 @@
 
 namespace picasso {
 
-// As PoolRows: each bag's rows are brought together, then pooled.
-template <typename T>
-int64_t PoolRowsOfParts(const LookupMember& m, int64_t begin, int64_t end) {
+namespace pool_internal {
+
+// As PoolRows. fetch(id, dim, to) writes a row; false: there is none.
+template <typename T, typename Fetch>
+int64_t PoolFetched(const LookupMember& m, int64_t begin, int64_t end,
+                    const Fetch& fetch) {
   const BagPlan& plan = *m.plan;
-  const int64_t dim = m.row_bytes / sizeof(T);
+  const int64_t dim = m.written_bytes() / sizeof(T);
   if (dim == 0) return -1;
-  const int64_t inner = m.chunk_bytes / m.row_bytes;
+  const int64_t inner = m.chunk_bytes / m.written_bytes();
   const int64_t* offsets = plan.offsets();
   const auto* weights = static_cast<const BagWeights<Sum<T>>*>(m.weights);
   std::vector<T> rows;
@@ -31,28 +35,56 @@ int64_t PoolRowsOfParts(const LookupMember& m, int64_t begin, int64_t end) {
         rows.resize(count * dim);
       }
       for (int64_t i = 0; i < count; ++i) {
-        const char* row = m.parts->Row(plan.ids()[from + i], m.row_bytes);
-        if (row == nullptr) return from + i;
-        std::memcpy(static_cast<void*>(rows.data() + i * dim), row,
-                    m.row_bytes);
+        const int64_t id = plan.ids()[from + i];
+        if (!fetch(id, dim, rows.data() + i * dim)) return from + i;
       }
       if (m.zero_filled && plan.filled(b)) {
         std::memset(static_cast<void*>(to), 0, dim * sizeof(T));
         continue;
       }
-      const pool_internal::Bag<T> bag = {rows.data(), numbers.data(), count,
-                                         dim};
+      const Bag<T> bag = {rows.data(), numbers.data(), count, dim};
       if (weights == nullptr) {
-        pool_internal::PoolOne<T>(bag, m.combiner, to);
+        PoolOne<T>(bag, m.combiner, to);
       } else {
         const Sum<T>* divisors = weights->divisors();
-        pool_internal::PoolWeighted<T>(
-            bag, weights->weights() + from,
-            divisors == nullptr ? nullptr : divisors + b, &products, to);
+        PoolWeighted<T>(bag, weights->weights() + from,
+                        divisors == nullptr ? nullptr : divisors + b, &products,
+                        to);
       }
     }
   }
   return -1;
+}
+
+}  // namespace pool_internal
+
+// Of a table in parts.
+template <typename T>
+int64_t PoolRowsOfParts(const LookupMember& m, int64_t begin, int64_t end) {
+  return pool_internal::PoolFetched<T>(
+      m, begin, end, [&](int64_t id, int64_t, T* to) {
+        const char* row = m.parts->Row(id, m.row_bytes);
+        if (row == nullptr) return false;
+        std::memcpy(static_cast<void*>(to), row, m.row_bytes);
+        return true;
+      });
+}
+
+// Of a table of float, whose rows are cast to T.
+template <typename T>
+int64_t PoolCastRows(const LookupMember& m, int64_t begin, int64_t end) {
+  using Eigen::Array;
+  using Eigen::Dynamic;
+  using Eigen::Map;
+  const auto* table = reinterpret_cast<const float*>(m.table);
+  return pool_internal::PoolFetched<T>(
+      m, begin, end, [&](int64_t id, int64_t dim, T* to) {
+        if (!InRange(id, m.rows)) return false;
+        Map<Array<T, Dynamic, 1>>(to, dim) =
+            Map<const Array<float, Dynamic, 1>>(table + id * dim, dim)
+                .template cast<T>();
+        return true;
+      });
 }
 
 }  // namespace picasso

@@ -234,14 +234,15 @@ class PackedLookupOp : public OpKernel {
   Status FillBags(OpKernelContext* ctx, const Tensor& table, int i,
                   const Bags<T>& bags, LookupMember* member,
                   TensorShape* shape) const {
-    member->pool =
-        member->parts == nullptr ? &PoolRows<T> : &PoolRowsOfParts<T>;
+    member->pool = member->parts != nullptr ? &PoolRowsOfParts<T>
+                   : cast_rows_             ? &PoolCastRows<T>
+                                            : &PoolRows<T>;
     member->plan = &bags.plan;
     member->combiner = bags_layout_.combiner(i);
     member->zero_filled = bags_layout_.zero_filled(i);
     if (bags.weighted) member->weights = &bags.weights;
     if (!member_shape_[i].unknown_rank()) {
-      const int64_t row = member->row_bytes / sizeof(T);
+      const int64_t row = member->written_bytes() / sizeof(T);
       return Resolve(member_shape_[i], bags.plan.bags() * row, i, shape);
     }
     TF_RETURN_IF_ERROR(

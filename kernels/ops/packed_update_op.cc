@@ -84,6 +84,13 @@ class PackedUpdateOp : public OpKernel {
                    GetList(ctx, "grad_chunk_dims", parts_, &grad_chunk_dims_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "grad_begin", parts_, &grad_begin_));
     OP_REQUIRES_OK(ctx, GetList(ctx, "grad_size", parts_, &grad_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("grad_checked", &grad_checked_));
+    OP_REQUIRES(ctx,
+                grad_checked_.empty() ||
+                    static_cast<int>(grad_checked_.size()) == parts_,
+                errors::InvalidArgument("Attribute 'grad_checked' has ",
+                                        grad_checked_.size(),
+                                        " entries, expected 0 or ", parts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
     counters_ = CountersOf(pack);
     ++counters_->created;
@@ -111,6 +118,7 @@ class PackedUpdateOp : public OpKernel {
     std::vector<UpdateMember<T>> members(count_);
     std::vector<UpdatePart<T>> parts(parts_);
     std::vector<Bags<T>> bags;
+    std::vector<Tensor> spread(grad_checked_.empty() ? 0 : parts_);
     for (int i = 0, p = 0; i < count_; ++i) {
       UpdateMember<T>& m = members[i];
       OP_REQUIRES_OK(ctx, FillVariables(vars, i, &m));
@@ -156,8 +164,14 @@ class PackedUpdateOp : public OpKernel {
           if (made.weighted) parts[p].weights = &made.weights;
           rows = made.plan.bags();
         }
+        const Tensor* grad = &grads[grad_source_[p]];
+        if (is_checked(p)) {
+          OP_REQUIRES_OK(
+              ctx, CheckGrad(ctx, ctx->input(first_ids + layout_.source(p)),
+                             vars.value(i)->shape(), &grad, &spread[p]));
+        }
         OP_REQUIRES_OK(
-            ctx, FillGrad(grads, p, rows, m.dim, member_name_[i], &parts[p]));
+            ctx, FillGrad(*grad, p, rows, m.dim, member_name_[i], &parts[p]));
         m.ids += parts[p].size();
       }
       OP_REQUIRES(ctx, m.ids < (int64_t{1} << 30),
@@ -172,9 +186,14 @@ class PackedUpdateOp : public OpKernel {
     if (bad.found()) {
       const UpdateMember<T>& m = members[bad.member];
       const std::string& name = member_name_[bad.member];
+      const int first = m.parts - parts.data();
+      const TensorShape ids =
+          is_checked(first)
+              ? ctx->input(first_ids + layout_.source(first)).shape()
+              : TensorShape({m.ids});
       ctx->SetStatus(m.part_count == 1 && m.parts[0].plan != nullptr
                          ? BadBagIdError(bad, *m.parts[0].plan, m.rows, name)
-                         : BadIdError(bad, TensorShape({m.ids}), m.rows, name));
+                         : BadIdError(bad, ids, m.rows, name));
       return;
     }
     ++counters_->executed;
@@ -263,10 +282,45 @@ class PackedUpdateOp : public OpKernel {
     return tensorflow::OkStatus();
   }
 
-  // Where part p's gradient rows lie in its source.
-  Status FillGrad(const OpInputList& grads, int p, int64_t rows, int64_t dim,
+  bool is_checked(int p) const {
+    return !grad_checked_.empty() && grad_checked_[p];
+  }
+
+  // What ResourceScatter* ask of the shapes of gradient and ids. A scalar is
+  // spread to a row for each id, and without ids any gradient is none.
+  static Status CheckGrad(OpKernelContext* ctx, const Tensor& ids,
+                          const TensorShape& var, const Tensor** grad,
+                          Tensor* spread) {
+    const TensorShape& shape = (*grad)->shape();
+    const bool scalar = TensorShapeUtils::IsScalar(shape);
+    if (!scalar && shape.dims() != ids.dims() + var.dims() - 1) {
+      return errors::InvalidArgument(
+          "Must have updates.shape = indices.shape + params.shape[1:] or "
+          "updates.shape = [], got updates.shape ",
+          shape.DebugString(), ", indices.shape ", ids.shape().DebugString(),
+          ", params.shape ", var.DebugString());
+    }
+    const bool none = ids.NumElements() == 0;
+    if (!scalar && !none && !TensorShapeUtils::StartsWith(shape, ids.shape())) {
+      return errors::InvalidArgument("The shape of indices (",
+                                     ids.shape().DebugString(),
+                                     ") must be a prefix of the shape of "
+                                     "updates (",
+                                     shape.DebugString(), ")");
+    }
+    if (!scalar && !none) return tensorflow::OkStatus();
+    TensorShape rows = ids.shape();
+    for (int d = 1; d < var.dims(); ++d) rows.AddDim(var.dim_size(d));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DataTypeToEnum<T>::value, rows, spread));
+    if (!none) spread->flat<T>().setConstant((*grad)->template scalar<T>()());
+    *grad = spread;
+    return tensorflow::OkStatus();
+  }
+
+  // Where part p's gradient rows lie in `grad`.
+  Status FillGrad(const Tensor& grad, int p, int64_t rows, int64_t dim,
                   const std::string& name, UpdatePart<T>* part) const {
-    const Tensor& grad = grads[grad_source_[p]];
     const T* data = grad.flat<T>().data();
     if (grad_chunk_dims_[p] < 0) {  // the whole tensor
       if (grad.NumElements() != rows * dim)
@@ -328,6 +382,7 @@ class PackedUpdateOp : public OpKernel {
   std::vector<int> grad_chunk_dims_;
   std::vector<int64_t> grad_begin_;
   std::vector<int64_t> grad_size_;
+  std::vector<bool> grad_checked_;  // [parts], or none at all
   PackCounters* counters_ = nullptr;
 };
 

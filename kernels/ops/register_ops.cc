@@ -418,7 +418,9 @@ REGISTER_OP("PicassoPackedLookup")
 //   grads:     gradient rows; part p reads tensor grad_source[p] whole
 //              (grad_chunk_dims -1) or, of the last grad_chunk_dims dimensions,
 //              the elements [grad_begin, +grad_size); a negative begin counts
-//              from their end.
+//              from their end. grad_checked: it is not known that there is a
+//              row for each id; the tensor is a scalar, which all ids get, or
+//              compared with the ids' shape, as ResourceScatter* do.
 //   ids, sparse, bag_*: as for PicassoPackedLookup, per part. The gradient of
 //              bags has one row per bag.
 //   partition_*: of a variable that is one part of several, per part of the
@@ -463,6 +465,7 @@ REGISTER_OP("PicassoPackedUpdate")
     .Attr("grad_chunk_dims: list(int)")
     .Attr("grad_begin: list(int)")
     .Attr("grad_size: list(int)")
+    .Attr("grad_checked: list(bool) = []")
     .Attr(
         "Tsparse: list({int32, int64, half, bfloat16, float, double}) >= 0 = "
         "[]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tensorflow.python.framework import dtypes
 
@@ -46,6 +46,8 @@ _BINARY = {
 # Grappler's name for some unary ops in a row, and what it calls them.
 _COMPOSITION = "_UnaryOpsComposition"
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
+# TensorFlow's optimizers sort the operands of these by their names.
+_COMMUTATIVE = frozenset({"Add", "AddV2", "Mul"})
 # Their bits depend on whether an element is handled in a packet, and so on the
 # shape of the tensor that the op is given.
 _PACKETS_DIFFER = frozenset({"Rsqrt", "Pow"})
@@ -461,7 +463,8 @@ class _Builder:
         """Nodes of the chain that have to run before, operands in order, then
         those of control edges in an order that names do not decide."""
         nodes = self._view.nodes
-        operands = [nodes[name] for name, _ in node.inputs if name in self._names]
+        inputs = self._inputs(node)
+        operands = [nodes[name] for name, _ in inputs if name in self._names]
         waits = [nodes[name] for name in node.controls if name in self._names]
         waits.sort(key=lambda n: (self._hashes.get(n.name, ""), n.index))
         return operands + waits
@@ -493,16 +496,27 @@ class _Builder:
     def _hash(self, node: Node) -> str:
         """Tells apart what nodes compute; names and places do not count."""
         parts = [node.op, *(node.attr("op_names") or ())]
-        for tensor in node.inputs:
-            if tensor[0] in self._hashes:
-                parts.append(self._hashes[tensor[0]])
-            else:
-                shape = self._view.shape(tensor)
-                parts.append("scalar" if shape == () else "tensor")
+        if node.op == "ReadVariableOp":
+            shape = self._finder.table(node.inputs[0]).shape
+            parts.append("scalar" if shape == () else "tensor")
+        else:
+            parts.extend(map(self._kind, self._inputs(node)))
         parts.extend(
             sorted(self._hashes[n] for n in node.controls if n in self._hashes)
         )
         return hashlib.sha1(repr(parts).encode()).hexdigest()
+
+    def _kind(self, tensor: Tensor) -> str:
+        """What is computed, or of what shape it is, where it comes from elsewhere."""
+        if tensor[0] in self._hashes:
+            return self._hashes[tensor[0]]
+        return "scalar" if self._view.shape(tensor) == () else "tensor"
+
+    def _inputs(self, node: Node) -> Sequence[Tensor]:
+        """The node's inputs, in an order that names do not decide."""
+        if node.op in _COMMUTATIVE:
+            return sorted(node.inputs, key=self._kind)
+        return node.inputs
 
     # -- the lines -----------------------------------------------------------
 
@@ -549,7 +563,7 @@ class _Builder:
         elif op == "Cast":
             result = self._line("cast_count", self._integer(node.inputs[0]))
         elif node.attr("T") == dtypes.int64:
-            result = self._line("add_count", *map(self._integer, node.inputs))
+            result = self._line("add_count", *map(self._integer, self._inputs(node)))
         elif op == "AddN":
             result = self._added([self._operand(tensor) for tensor in node.inputs])
         elif op == "Const":
@@ -564,7 +578,7 @@ class _Builder:
             result = self._line("select", *map(self._operand, node.inputs))
         else:
             name = _UNARY.get(op) or _BINARY[op]
-            result = self._line(name, *map(self._operand, node.inputs))
+            result = self._line(name, *map(self._operand, self._inputs(node)))
         self._values[node.name] = result
 
     def _added(self, operands: list[str]) -> str:

@@ -126,8 +126,6 @@ def _match_pooled_value(view: GraphView, node: Node, read: ValueRead) -> Lookup 
     dtype = node.attr("T")
     if dtype not in ROW_TYPES:
         return f"rows are {dtype.name}, not of a floating-point type"
-    if read.cast is not None:
-        return "its table is cast to a half type before rows of it are pooled"
     if "GPU" in node.device.upper():
         return "the lookup is on a GPU, and packed lookups have no GPU kernel yet"
     table = view.table(read.handle)
@@ -138,9 +136,10 @@ def _match_pooled_value(view: GraphView, node: Node, read: ValueRead) -> Lookup 
     bags = find_bag_ids(view, ids, segments, index_type, node.device)
     results, interior, zero, full = find_results(view, node, bags)
     bag = Bag(node, node, (), POOL_OPS[node.op], bags, zero, full, results, interior)
+    cast = read.cast is not None
     controls = (*node.controls, *read.controls)
     return Lookup(
-        node, node, read.handle, table, dtype, False, bags.ids, read, controls, bag
+        node, node, read.handle, table, dtype, cast, bags.ids, read, controls, bag
     )
 
 

@@ -77,6 +77,7 @@ class Part:
         whether the gradient of bags that were filled is zero.
       of: where the variable is one part of several: which part, whose ids alone
         count. (Its own `ids` repeat in front of what picks them.)
+      checked: it is not known that there is one row for each id; the kernel sees.
     """
 
     ids: Ids
@@ -86,6 +87,7 @@ class Part:
     combiner: str = ""
     zero_filled: bool = False
     of: IdsOfPart | None = None
+    checked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,7 @@ class SparseUpdate:
       step: the global step, if the rule needs it.
       computed: float arithmetic of an optimizer is in front, which TensorFlow's
         optimizers regroup; from the update they learn what shapes it has.
+      checked: it is not known that there is one row of updates per id.
     """
 
     node: Node
@@ -119,6 +122,10 @@ class SparseUpdate:
     hyper: tuple[Tensor, ...]
     step: Tensor | None
     computed: bool = False
+
+    @property
+    def checked(self) -> bool:
+        return any(part.checked for part in self.parts)
 
 
 # Set on an update that is left for later, when less may be known of shapes: that
@@ -143,26 +150,28 @@ def match_update(view: GraphView, node: Node) -> SparseUpdate | str:
     if "GPU" in node.device.upper():
         return "the update is on a GPU, and packed updates have no GPU kernel yet"
     values, ids = node.inputs[rule.grad], node.inputs[rule.ids]
-    if (
-        rule.slots == 0
-        and not node.attr(ROW_PER_ID)
-        and not _is_vector_of_ids(view, node, values, ids)
-    ):
-        return "it is not known that there is one row of updates per id"
     index_type = node.attr("Tindices")
-    summed = _match_sum(view, values, ids, node.device)
+    known = (
+        rule.slots > 0
+        or bool(node.attr(ROW_PER_ID))
+        or _is_vector_of_ids(view, node, values, ids)
+    )
+    summed = _match_sum(view, values, ids, node.device) if known else None
     if summed is not None:
         values, ids = summed
     negate, scale, computed = False, None, False
     if summed is None and rule.slots == 0:
         values, negate, scale = _match_scale(view, values, node.device)
         rows = view.producer(view.skip(values, FORWARDING))
-        computed = rows is not None and rows.op in _ARITHMETIC
+        computed = not known or (rows is not None and rows.op in _ARITHMETIC)
     table = view.table(node.inputs[0])
-    parts = tuple(
-        _part(view, part_values, part_ids, index_type, node.device, table)
-        for part_values, part_ids in _split_parts(view, values, ids, node.device)
-    )
+    if known:
+        parts = tuple(
+            _part(view, part_values, part_ids, index_type, node.device, table)
+            for part_values, part_ids in _split_parts(view, values, ids, node.device)
+        )
+    else:
+        parts = (_checked_part(view, values, ids, index_type, node.device),)
     flags = tuple(
         (name, node.attr(name)) for name in FLAGS if node.attr(name) is not None
     )
@@ -211,6 +220,15 @@ def _part(
     return Part(ids, grad, waits)
 
 
+def _checked_part(
+    view: GraphView, values: Tensor, ids: Tensor, index_type, device: str
+) -> Part:
+    """The tensors as they are: what lies before them may have other shapes."""
+    source = _forwarded(view, ids, device)
+    whole = Ids(source, index_type, 0, -1, False, True, view.shape(ids))
+    return Part(whole, _forwarded(view, values, device), frozenset(), checked=True)
+
+
 def _part_behind(
     view: GraphView, found: PartGrad, index_type, device: str
 ) -> Part | None:
@@ -239,9 +257,9 @@ def _forwarded(view: GraphView, tensor: Tensor, device: str) -> Tensor:
 
 
 def _is_vector_of_ids(view, node, values, ids) -> bool:
-    """ResourceScatter* broadcast scalars and take ids of any shape; a packed
-    update takes a row for each id. Where shapes are unknown, only the form that
-    IndexedSlices have is taken."""
+    """Whether there is a row of updates for each id, in whatever shape. (Stock's
+    ResourceScatter* broadcast scalars and compare shapes.) Where shapes are unknown,
+    it is known of the form that IndexedSlices have."""
     values_shape, ids_shape = view.shape(values), view.shape(ids)
     if values_shape is not None and ids_shape is not None:
         table = view.table(node.inputs[0]).shape

@@ -192,45 +192,40 @@ def _without_early_waiters(
     waits: dict[str, list[str]],
     result: PassResult,
 ) -> tuple[list[Lookup], dict[str, int]]:
-    """Lookups, and all nodes' levels, once who waits for a part of a lookup's work
-    waits for all of it; without those for which that cannot be, since it leads to
-    the lookup."""
+    """Lookups, and all nodes' levels.
+
+    Who waits for a part of a lookup's work alone, as weight decay waits for the rows
+    and not for what pools them, will wait for all of it. Lookups of which that is
+    not possible are reported: they depend on who waits, or do not always run then.
+    """
     while True:
-        late = {name: list(nodes) for name, nodes in waits.items()}
-        waiters: dict[str, list[str]] = {}
-        for lookup in lookups:
-            names = dict.fromkeys(
-                waiter.name
-                for node in lookup.nodes[:-1]
-                for waiter in view.control_consumers(node.name)
-            )
-            if names:
-                waiters[lookup.node.name] = list(names)
-            for name in names:
-                late.setdefault(name, []).append(lookup.node.name)
-        if not waiters:
-            return lookups, _levels_of(view, lookups, waits)
-        stuck = view.stuck(late)
-        early = {
-            name
-            for name, nodes in waiters.items()
-            if name in stuck and view.comes_before(nodes, name, late)
-        }
+        levels = view.levels((lookup.node.name for lookup in lookups), waits)
+        early = [
+            (waiter.name, lookup.node.name)
+            for lookup in lookups
+            for node in lookup.nodes[:-1]
+            for waiter in view.control_consumers(node.name)
+            if levels[waiter.name] < levels[lookup.node.name]
+        ]
         if not early:
-            return lookups, _levels_of(view, lookups, late)
-        # Alone, if some of them can stay.
-        alone = {
-            name for name in early if view.comes_before(waiters[name], name, waits)
+            return lookups, levels
+        later = {name: list(names) for name, names in waits.items()}
+        for waiter, name in early:
+            later.setdefault(waiter, []).append(name)
+        stuck = view.stuck(later)
+        kept = {
+            name
+            for waiter, name in early
+            if view.serves(waiter) & ~view.serves(name)
+            or (name in stuck and view.comes_before([waiter], name, later))
         }
-        dropped = alone or {min(early, key=lambda name: view.nodes[name].index)}
+        if not kept:
+            waits = later
+            continue
         for lookup in lookups:
-            if lookup.node.name in dropped:
+            if lookup.node.name in kept:
                 result.skip(lookup.node, "others wait for a part of its work alone")
-        lookups = [x for x in lookups if x.node.name not in dropped]
-
-
-def _levels_of(view: GraphView, lookups: list[Lookup], waits) -> dict[str, int]:
-    return view.levels((lookup.node.name for lookup in lookups), waits)
+        lookups = [x for x in lookups if x.node.name not in kept]
 
 
 def _without_cycles(

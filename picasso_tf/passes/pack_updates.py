@@ -53,7 +53,8 @@ class PackUpdates(Pass):
             if isinstance(matched, str):
                 result.skip(node, matched)
             elif matched.computed and not self.behind_optimizers:
-                if not node.attr(ROW_PER_ID):  # PackLateUpdates sees to the rest
+                # PackLateUpdates sees to the rest.
+                if not matched.checked and not node.attr(ROW_PER_ID):
                     edits.set_inputs(node.name, node.inputs, **{ROW_PER_ID: True})
             elif self.options.excludes(matched.table.name):
                 result.skip(node, "excluded by Options.exclude")
@@ -129,7 +130,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
     rule = first.rule
     hyper, grads, ids, bags = InputList(), InputList(), IdsAttrs(), BagAttrs()
     partitions = PartitionAttrs()
-    hyper_index, scale_index, slices, index_of_part = [], [], [], []
+    hyper_index, scale_index, slices, index_of_part, checked = [], [], [], [], []
     for member in members:
         hyper_index.extend(hyper.position(tensor) for tensor in member.hyper)
         scale_index.append(-1 if member.scale is None else hyper.position(member.scale))
@@ -141,6 +142,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
                 bags.append(part.bags, part.combiner, part.zero_filled)
             partitions.append(part.of and part.of.partition)
             index_of_part.append(part.of.index if part.of else -1)
+            checked.append(part.checked)
             whole = not isinstance(part.grad, Slice)
             cut_ = Slice(part.grad, -1, 0, 0) if whole else part.grad
             slices.append((grads.position(cut_.source), *dataclasses.astuple(cut_)[1:]))
@@ -190,6 +192,7 @@ def _pack(edits: Edits, members: list[SparseUpdate]) -> Pack:
         grad_chunk_dims=grad_chunk_dims,
         grad_begin=grad_begin,
         grad_size=grad_size,
+        **({"grad_checked": checked} if any(checked) else {}),
         **dict(first.flags),
         **ids.attrs(),
         **bags.attrs(),
