@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 from tensorflow.python.framework import dtypes
@@ -89,7 +90,8 @@ def _match_bags(
 ) -> SegmentSum | None:
     """The sum of the gradient that the pooling of a lookup hands to its ids."""
     device, ids_dtype = node.device, node.attr("Tindices")
-    for match in (match_bag_grad, match_weighted_bag_grad):
+    held = functools.partial(match_bag_grad, held=True)
+    for match in (held, match_weighted_bag_grad):
         bag = match(view, *node.inputs[:2], ids_dtype, device)
         found = bag and find_grad(view, bag.grad, device, bag, whole=True)
         if found:

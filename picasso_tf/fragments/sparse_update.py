@@ -362,7 +362,8 @@ def find_grad(
     """The rows' source, past what only renames their dimensions or holds them
     back; what to wait for instead of what held them back; whether what sets the
     rows of bags without ids to zero was passed, too. None: what to wait for is
-    too much to tell. `whole`: no slice of a tensor."""
+    too much to tell. `whole`: no slice of a tensor, and as TensorFlow's optimizers
+    leave it, which let the next op wait in place of an Identity."""
     barriers: list[str] = [] if bag is None else list(bag.barriers)
     zeroed = False
     while True:
@@ -372,12 +373,14 @@ def find_grad(
         if node.op in FORWARDING:
             barriers.extend(node.controls)
             values = node.inputs[0]
-        elif node.controls:
+        elif node.controls and not whole:
             break
         elif bag is not None and not zeroed and _zeroes_empty(view, node, bag):
             zeroed = True
+            barriers.extend(node.controls)
             values = node.inputs[2]
         elif keeps_order(view, node):
+            barriers.extend(node.controls)
             values = node.inputs[0]
         else:
             break

@@ -56,7 +56,7 @@ class PackSegmentSums(Pass):
         )
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
-                if len(run) > 1:
+                if len(run) > 1 or run[0].bags is not None:
                     result.packs.append(_pack(edits, run))
                 else:
                     result.skip(
