@@ -38,7 +38,7 @@ class Edits:
         self._inputs: dict[str, tuple[tuple[Tensor, ...], dict[str, Any]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._added or self._removed or self._inputs)
+        return bool(self._added or self._removed or self._inputs or self._waits)
 
     def unique(self, name: str) -> str:
         """`name`, with a number behind it if a node has it already."""

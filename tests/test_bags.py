@@ -481,6 +481,40 @@ def test_a_gradient_that_stays(weighted, rank, joined):
     assert sum(map(len, packed_nodes(report, "lookup"))) == 3
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"safe": False},
+        {"default_id": 3},
+        {"rank": 3, "ids": tf.int32},
+        {"dtype": tf.float64},
+        {"dtype": tf.half},
+        {"dtype": tf.bfloat16},
+    ],
+    ids=lambda kind: "-".join(map(str, kind.values())),
+)
+def test_gradients_that_l2_makes_dense(kind, weighted):
+    """They are summed per id as ever, into a tensor of the table's shape."""
+    forms = forms_of(weighted=weighted, **kind)
+
+    def build():
+        bags = make_bags(forms)
+        rows = [tf.reshape(bag.rows, [-1, bag.form.dim]) for bag in bags]
+        loss = loss_of([tf.concat(rows[:2], 1), *rows[2:]])
+        tables = tf1.trainable_variables()
+        l2 = [tf.cast(tf.nn.l2_loss(table), tf.float32) for table in tables]
+        train = tf1.train.AdagradOptimizer(0.1).minimize(loss + 0.01 * tf.add_n(l2))
+        return [*rows, loss, train], feeds_of(bags, some_lengths(forms[0].safe))
+
+    report = check(case_of(build))
+    assert sum(map(len, packed_nodes(report, "segment sum"))) == 4, str(report)
+    if weighted:  # their products are left to TensorFlow's optimizers
+        return
+    for gone in ("SparseFillEmptyRows", "Unique", "SparseSegmentMeanGrad"):
+        assert gone not in report.ops_after, str(report)
+
+
 def test_weights_with_a_gradient():
     """Weights that are trained keep the rows that their gradient reads."""
 

@@ -87,3 +87,35 @@ def test_arithmetic_behind_lookups_keeps_its_bits(bags):
     tf1.set_random_seed(1)
     stock = run(None)
     assert_same(run(picasso_tf.session_config(options=STRICT)), stock)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_sums_wait_for_those_who_ask_for_shapes(count):
+    """AddN begins with an input that nobody else holds any more. All outputs of a
+    pack are there at once, so who asks for their shape has to come first."""
+    graph = tf1.Graph()
+    with graph.as_default():
+        ids = tf1.placeholder(tf.int64, [None])
+        rows = [
+            tf.nn.embedding_lookup(table(f"t{i}", rows=50, dim=8), ids)
+            for i in range(count)
+        ]
+        # One of them behind what hands its memory on.
+        shapes = [tf.shape(rows[0])[:1], tf.shape(tf.expand_dims(rows[1], 0))[1:2]]
+        total = tf.add_n(rows)
+        asked = tf.concat(shapes, 0)
+        init = tf1.global_variables_initializer()
+    config = picasso_tf.session_config(options=STRICT)
+    run = tf1.RunMetadata()
+    with tf1.Session(graph=graph, config=config) as session:
+        session.run(init)
+        options = tf1.RunOptions(output_partition_graphs=True)
+        feeds = {ids: np.arange(40)}
+        session.run([total, asked], feeds, options=options, run_metadata=run)
+    nodes = [node for part in run.partition_graphs for node in part.node]
+    of_shape = {node.name for node in nodes if node.op == "Shape"}
+    (sum_,) = (node for node in nodes if node.op == "AddN")
+    assert len(of_shape) == 2
+    waits = {edge[1:] for edge in sum_.input if edge[0] == "^"}
+    assert waits == (of_shape if count > 2 else set())
+    check(graph, [total, asked], {ids: np.arange(40)})

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "Eigen/Core"
+#include "kernels/core/bag_sums.h"
 
 namespace picasso {
 namespace {
@@ -58,6 +59,45 @@ void SumRows(const SegmentSumMember<T>& m, int64_t begin, int64_t end) {
   }
 }
 
+// All rows of the output of a member with bags.
+template <typename T>
+void SumBags(const SegmentSumMember<T>& m, update_internal::BagSums<T>* sums) {
+  UpdateMember<T> member;
+  member.var = m.out;  // what is to be in the cache
+  member.dim = m.dim;
+  member.tasks = 1;
+  sums->Build(member, *m.bags, 0);
+  SegmentSumMember<T> plain = m;
+  plain.ids = IdsView();
+  plain.ids.data = sums->ids().data();
+  plain.ids.is_int64 = true;
+  plain.ids.size = sums->ids().size();
+  const T* const rows = sums->rows();
+  plain.parts = &rows;
+  plain.part_count = 1;
+  SumRows<T, int64_t>(plain, 0, m.rows);
+}
+
+// The first id that is not below `rows`; -1: none.
+template <typename T>
+int64_t FirstBadOf(const SegmentSumMember<T>& m, int64_t* value) {
+  if (m.bags != nullptr) {
+    const BagPlan& plan = *m.bags->plan;
+    for (int64_t i = 0; i < plan.size(); ++i) {
+      *value = plan.ids()[i];
+      if (*value >= m.rows) return i;
+    }
+    return -1;
+  }
+  const int64_t at = m.ids.is_int64 ? FirstBad<int64_t>(m.ids, m.rows)
+                                    : FirstBad<int32_t>(m.ids, m.rows);
+  if (at >= 0) {
+    *value = m.ids.is_int64 ? IdsReader<int64_t>(m.ids)[at]
+                            : IdsReader<int32_t>(m.ids)[at];
+  }
+  return at;
+}
+
 }  // namespace
 
 template <typename T>
@@ -71,18 +111,21 @@ BadId PackedSegmentSum(const SegmentSumMember<T>* members, int64_t count,
   BadId bad;
   for (int64_t m = 0; m < count; ++m) {
     const SegmentSumMember<T>& member = members[m];
-    const int64_t at = member.ids.is_int64
-                           ? FirstBad<int64_t>(member.ids, member.rows)
-                           : FirstBad<int32_t>(member.ids, member.rows);
+    int64_t value = 0;
+    const int64_t at = FirstBadOf(member, &value);
     if (at >= 0) {
       bad.member = m;
       bad.position = at;
-      bad.value = member.ids.is_int64 ? IdsReader<int64_t>(member.ids)[at]
-                                      : IdsReader<int32_t>(member.ids)[at];
+      bad.value = value;
       return bad;
     }
     if (member.rows == 0) continue;
     const int64_t elements = member.rows * member.dim;
+    if (member.bags != nullptr) {
+      tasks.push_back({m, 0, member.rows});
+      work += elements / 4 + member.bags->plan->size() * (member.dim + 8);
+      continue;
+    }
     const int64_t cuts = std::clamp<int64_t>(elements / kTask, 1,
                                              std::min(kMaxTasks, member.rows));
     for (int64_t c = 0; c < cuts; ++c) {
@@ -95,10 +138,13 @@ BadId PackedSegmentSum(const SegmentSumMember<T>* members, int64_t count,
   if (tasks.empty()) return bad;
   parallel_for(tasks.size(), work / tasks.size() + 1,
                [&](int64_t begin, int64_t end) {
+                 update_internal::BagSums<T> sums;
                  for (int64_t t = begin; t < end; ++t) {
                    const Task& task = tasks[t];
                    const SegmentSumMember<T>& m = members[task.member];
-                   if (m.ids.is_int64) {
+                   if (m.bags != nullptr) {
+                     SumBags(m, &sums);
+                   } else if (m.ids.is_int64) {
                      SumRows<T, int64_t>(m, task.begin, task.end);
                    } else {
                      SumRows<T, int32_t>(m, task.begin, task.end);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/core/common.h"
+#include "kernels/core/update.h"
 
 namespace picasso {
 
@@ -14,6 +15,8 @@ struct SegmentSumMember {
   const T* const* parts = nullptr;  // [part_count] of [ids, dim]; their sum,
                                     // from the left, is summed by segment
   int64_t part_count = 1;
+  // Instead of ids and parts: gradients of bags, first summed per unique id.
+  const UpdatePart<T>* bags = nullptr;
   T* out = nullptr;  // [rows, dim]
   int64_t rows = 0;
   int64_t dim = 0;

@@ -11,8 +11,14 @@
 #include "kernels/core/bags.h"
 #include "kernels/ops/pack_common.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/public/version.h"
 
 namespace picasso {
+
+// How SparseSegment*Grad sums half types: seen to be in float in
+// TensorFlow 2.21, and in the type itself in 2.15. The headers of 2.21 do not
+// say which version they are of; 1645 is the last of 2.15's development.
+inline constexpr bool kSparseSegmentGradInType = TF_GRAPH_DEF_VERSION <= 1645;
 
 // The ids of one member's bags, made anew each step.
 template <typename T>

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/core/segment_sum.h"
+#include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -32,6 +33,8 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members_, &shapes));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", members_, &member_parts_));
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members_, id_types.size()));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members_));
+    ids_sources_ = id_types.size();
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, GetList(ctx, "data_index", parts_, &data_index_));
     for (int m = 0; m < members_; ++m) {
@@ -42,6 +45,9 @@ class PackedSegmentSumOp : public OpKernel {
       shapes_.push_back(shape);
       OP_REQUIRES(ctx, member_parts_[m] > 0 && layout_.source(m) >= 0,
                   errors::InvalidArgument("Member ", m, " has no input."));
+      OP_REQUIRES(ctx, member_parts_[m] == 1 || !bags_layout_.is_bag(m),
+                  errors::InvalidArgument("Member ", m, " of bags has ",
+                                          member_parts_[m], " parts."));
     }
     for (int index : data_index_) {
       OP_REQUIRES(ctx, index >= 0 && index < data,
@@ -57,6 +63,8 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("data", &data));
     std::vector<SegmentSumMember<T>> members(members_);
     std::vector<const T*> parts(parts_);
+    std::vector<Bags<T>> bags(bags_layout_.any() ? members_ : 0);
+    std::vector<UpdatePart<T>> grads(bags.size());
     for (int m = 0, p = 0; m < members_; ++m) {
       SegmentSumMember<T>& member = members[m];
       OP_REQUIRES_OK(
@@ -66,16 +74,30 @@ class PackedSegmentSumOp : public OpKernel {
       for (int d = 1; d < shapes_[m].dims(); ++d) {
         member.dim *= shapes_[m].dim_size(d);
       }
+      int64_t rows = member.ids.size;
+      if (bags_layout_.is_bag(m)) {
+        OP_REQUIRES_OK(ctx, bags_layout_.Make(ctx, data.size() + ids_sources_,
+                                              m, member.ids, name(), &bags[m]));
+        grads[m].plan = &bags[m].plan;
+        grads[m].combiner = bags_layout_.combiner(m);
+        grads[m].zero_filled = bags_layout_.zero_filled(m);
+        grads[m].sums_in_type = kSparseSegmentGradInType;
+        if (bags[m].weighted) grads[m].weights = &bags[m].weights;
+        rows = bags[m].plan.bags();
+        grads[m].inner = std::max<int64_t>(rows, 1);
+        member.bags = &grads[m];
+      }
       member.parts = parts.data() + p;
       member.part_count = member_parts_[m];
       for (int q = 0; q < member_parts_[m]; ++q, ++p) {
         const Tensor& part = data[data_index_[p]];
         OP_REQUIRES(
-            ctx, part.NumElements() == member.ids.size * member.dim,
+            ctx, part.NumElements() == rows * member.dim,
             errors::InvalidArgument("data.shape = ", part.shape().DebugString(),
-                                    " does not hold ", member.ids.size,
-                                    " rows of ", member.dim, " values"));
+                                    " does not hold ", rows, " rows of ",
+                                    member.dim, " values"));
         parts[p] = part.flat<T>().data();
+        if (member.bags != nullptr) grads[m].grad = parts[p];
       }
       Tensor* out = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(m, shapes_[m], &out));
@@ -94,10 +116,12 @@ class PackedSegmentSumOp : public OpKernel {
  private:
   int members_ = 0;
   int parts_ = 0;
+  int ids_sources_ = 0;
   std::vector<TensorShape> shapes_;
   std::vector<int> member_parts_;
   std::vector<int> data_index_;
   IdsLayout layout_;
+  BagsLayout bags_layout_;
   PackCounters* counters_ = nullptr;
 };
 

@@ -9,7 +9,6 @@
 #include "kernels/ops/partition_layout.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/public/version.h"
 
 namespace picasso {
 
@@ -22,11 +21,6 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::TensorShapeUtils;
 namespace errors = tensorflow::errors;
-
-// How SparseSegment*Grad sums half types: seen to be in float in
-// TensorFlow 2.21, and in the type itself in 2.15. The headers of 2.21 do not
-// say which version they are of; 1645 is the last of 2.15's development.
-constexpr bool kSparseSegmentGradInType = TF_GRAPH_DEF_VERSION <= 1645;
 
 // See register_ops.cc for the op's contract.
 template <typename T>

@@ -53,13 +53,17 @@ REGISTER_OP("PicassoPackedApply")
 // Many UnsortedSegmentSums. Output i has shape member_shape[i], the first
 // dimension of which is the number of segments; its ids are described as those
 // of PicassoPackedLookup, and its rows are the sum, from the left, of the next
-// member_parts[i] tensors that data_index names, read flat as [ids, row].
+// member_parts[i] tensors that data_index names, read flat as [ids, row]. With
+// bag_* (see PicassoPackedLookup), its one tensor is the gradient of bags,
+// which goes to each of their ids as by SparseSegment*Grad, and is summed per
+// id first.
 //
 // As in TensorFlow, a negative id drops its row, and one that is too large is
 // InvalidArgument. No gradient: it stands for what gradients are made of.
 REGISTER_OP("PicassoPackedSegmentSum")
     .Input("data: D * T")
     .Input("ids: Tids")
+    .Input("sparse: Tsparse")
     .Output("outputs: M * T")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("Tids: list({int32, int64}) >= 1")
@@ -73,6 +77,18 @@ REGISTER_OP("PicassoPackedSegmentSum")
     .Attr("ids_width: list(int)")
     .Attr("ids_narrow: list(bool)")
     .Attr("ids_mode: list(int) = []")
+    .Attr(
+        "Tsparse: list({int32, int64, half, bfloat16, float, double}) >= 0 = "
+        "[]")
+    .Attr("bag_combiner: list(string) = []")
+    .Attr("bag_rows: list(int) = []")
+    .Attr("bag_shape: list(int) = []")
+    .Attr("bag_weights: list(int) = []")
+    .Attr("bag_prune: list(bool) = []")
+    .Attr("bag_prune_weights: list(bool) = []")
+    .Attr("bag_default_id: list(int) = []")
+    .Attr("bag_zero_filled: list(bool) = []")
+    .Attr("bag_full_shape: list(bool) = []")
     .Attr("pack: string")
     .SetShapeFn([](InferenceContext* c) -> Status {
       std::vector<PartialTensorShape> shapes;

@@ -652,10 +652,17 @@ class BagGrad:
 
 
 def match_bag_grad(
-    view: GraphView, values: Tensor, ids: Tensor, index_type, device: str
+    view: GraphView,
+    values: Tensor,
+    ids: Tensor,
+    index_type,
+    device: str,
+    held: bool = False,
 ) -> BagGrad | None:
-    """The pooled gradient behind the rows `values` of unique `ids`."""
-    node = view.movable(unshaped(view, values, device), device)
+    """The pooled gradient behind the rows `values` of unique `ids`; `held`: it may
+    have been held back by others."""
+    values = unshaped(view, values, device)
+    node = view.movable(values, device, held=held, bookkeeping=not held)
     unique_ids = unshaped(view, ids, device)
     unique = view.movable(unique_ids, device)
     if node is None or node.op not in POOL_GRAD_OPS:
@@ -666,7 +673,7 @@ def match_bag_grad(
     if positions != (unique.name, 1):
         return None
     bags = find_bag_ids(view, unique.inputs[0], segments, index_type, device)
-    return BagGrad(POOL_GRAD_OPS[node.op], bags, grad)
+    return BagGrad(POOL_GRAD_OPS[node.op], bags, grad, node.controls)
 
 
 def unshaped(view: GraphView, tensor: Tensor, device: str) -> Tensor:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.apply_ops import APPLY_OPS
+from picasso_tf.fragments.bag import BagIds, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
+from picasso_tf.fragments.sparse_update import find_grad
+from picasso_tf.fragments.weighted_bag import match_weighted_bag_grad
 from picasso_tf.graph import GraphView, Node, Shape, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
@@ -23,8 +28,10 @@ class SegmentSum:
       dtype: of the rows.
       shape: of the result.
       parts: tensors whose sum, from the left, holds the rows; read flat.
-      ids: one id per row.
+      ids: one id per row, or those of bags.
       controls: names of nodes that it waits for.
+      bags: where the rows are the gradients of bags, which ids these hold; their
+        combiner; whether the gradient of bags that were filled is zero.
     """
 
     node: Node
@@ -33,6 +40,17 @@ class SegmentSum:
     parts: tuple[Tensor, ...]
     ids: Ids
     controls: tuple[str, ...]
+    bags: BagIds | None = None
+    combiner: str = ""
+    zero_filled: bool = False
+
+    @property
+    def inputs(self) -> Iterable[Tensor]:
+        """What a pack reads."""
+        yield from self.parts
+        yield self.ids.source
+        if self.bags is not None:
+            yield from self.bags.tensors()
 
 
 def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
@@ -49,6 +67,9 @@ def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
     shape = _shape(view, node, rows)
     if shape is None:
         return "a segment sum of unknown shape"
+    of_bags = _match_bags(view, node, dtype, shape)
+    if of_bags is not None:
+        return of_bags
     controls = list(node.controls)
     data = _before_reshapes(view, node, node.inputs[0], controls)
     ids = find_ids(view, node.inputs[1], ids_dtype, node.device, flat=True)
@@ -62,6 +83,25 @@ def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
     ):
         parts = added.inputs
     return SegmentSum(node, dtype, shape, parts, ids, tuple(controls))
+
+
+def _match_bags(
+    view: GraphView, node: Node, dtype: dtypes.DType, shape: Shape
+) -> SegmentSum | None:
+    """The sum of the gradient that the pooling of a lookup hands to its ids."""
+    device, ids_dtype = node.device, node.attr("Tindices")
+    held = functools.partial(match_bag_grad, held=True)
+    for match in (held, match_weighted_bag_grad):
+        bag = match(view, *node.inputs[:2], ids_dtype, device)
+        found = bag and find_grad(view, bag.grad, device, bag, whole=True)
+        if found:
+            grad, waits, zeroed = found
+            controls = tuple(sorted({*node.controls, *waits}))
+            return SegmentSum(
+                *(node, dtype, shape, (grad,), bag.bags.ids, controls),
+                *(bag.bags, bag.combiner, zeroed),
+            )
+    return None
 
 
 def _alone(view: GraphView, reader: Node, node: Node) -> bool:

@@ -211,11 +211,11 @@ def _part(
             return part
     for match in (match_bag_grad, match_weighted_bag_grad):
         bag = match(view, values, ids, index_type, device)
-        found = bag and _find_grad(view, bag.grad, device, bag)
+        found = bag and find_grad(view, bag.grad, device, bag)
         if found:
             grad, waits, zeroed = found
             return Part(bag.bags.ids, grad, waits, bag.bags, bag.combiner, zeroed)
-    grad, waits, _ = _find_grad(view, values, device) or (values, frozenset(), False)
+    grad, waits, _ = find_grad(view, values, device) or (values, frozenset(), False)
     ids = find_ids(view, ids, index_type, device, flat=True, table=table)
     return Part(ids, grad, waits)
 
@@ -370,13 +370,18 @@ def _size_of(view: GraphView, shape: Tensor) -> Tensor | None:
     return node.inputs[0] if node is not None and node.op == "Size" else None
 
 
-def _find_grad(
-    view: GraphView, values: Tensor, device: str, bag: BagGrad | None = None
+def find_grad(
+    view: GraphView,
+    values: Tensor,
+    device: str,
+    bag: BagGrad | None = None,
+    whole: bool = False,
 ) -> tuple[Tensor | Slice, frozenset[str], bool] | None:
     """The rows' source, past what only renames their dimensions or holds them
     back; what to wait for instead of what held them back; whether what sets the
     rows of bags without ids to zero was passed, too. None: what to wait for is
-    too much to tell."""
+    too much to tell. `whole`: no slice of a tensor, and as TensorFlow's optimizers
+    leave it, which let the next op wait in place of an Identity."""
     barriers: list[str] = [] if bag is None else list(bag.barriers)
     zeroed = False
     while True:
@@ -386,17 +391,19 @@ def _find_grad(
         if node.op in FORWARDING:
             barriers.extend(node.controls)
             values = node.inputs[0]
-        elif node.controls:
+        elif node.controls and not whole:
             break
         elif bag is not None and not zeroed and _zeroes_empty(view, node, bag):
             zeroed = True
+            barriers.extend(node.controls)
             values = node.inputs[2]
         elif keeps_order(view, node):
+            barriers.extend(node.controls)
             values = node.inputs[0]
         else:
             break
     grad: Tensor | Slice = values
-    if view.movable(values, device) is not None:
+    if not whole and view.movable(values, device) is not None:
         grad = match_slice(view, values) or values
     source = grad.source if isinstance(grad, Slice) else grad
     waits: set[str] = set()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from picasso_tf.passes.base import Pass, PassResult
 from picasso_tf.passes.drop_results import DropResults
 from picasso_tf.passes.merge_reads import MergeReads
+from picasso_tf.passes.order_sums import OrderSums
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_handles import PackHandles
 from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels
@@ -29,6 +30,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     PackSegmentSums,
     PackL2Losses,
     PackDense,
+    OrderSums,
     MergeReads,
     PackHandles,
 )

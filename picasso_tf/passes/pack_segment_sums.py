@@ -10,6 +10,7 @@ from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.segment_sum import SegmentSum, match_segment_sum
 from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import (
+    BagAttrs,
     IdsAttrs,
     InputList,
     Pass,
@@ -24,7 +25,8 @@ from picasso_tf.report import Pack
 
 @dataclasses.dataclass(frozen=True)
 class PackSegmentSums(Pass):
-    """Replaces UnsortedSegmentSums, with Reshapes and AddNs in front of them.
+    """Replaces UnsortedSegmentSums, with Reshapes and AddNs in front of them, or
+    with what hands the gradient of bags to their ids.
 
     It runs behind TensorFlow's own optimizers, since it takes over sums.
     """
@@ -43,7 +45,7 @@ class PackSegmentSums(Pass):
                 continue
             if isinstance(matched, str):
                 result.skip(node, matched)
-            elif not keeps_guard(view, node, (*matched.parts, matched.ids.source)):
+            elif not keeps_guard(view, node, matched.inputs, matched.controls):
                 result.skip(node, "its rows or ids come from another branch")
             else:
                 sums.append(matched)
@@ -54,7 +56,7 @@ class PackSegmentSums(Pass):
         )
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
-                if len(run) > 1:
+                if len(run) > 1 or run[0].bags is not None:
                     result.packs.append(_pack(edits, run))
                 else:
                     result.skip(
@@ -69,16 +71,20 @@ def _volume(matched: SegmentSum) -> int:
 
 
 def _pack(edits: Edits, members: list[SegmentSum]) -> Pack:
-    data, ids = InputList(), IdsAttrs()
+    data, ids, bags = InputList(), IdsAttrs(), BagAttrs()
     for member in members:
         ids.append(member.ids)
+        if member.bags is None:
+            bags.append_none()
+        else:
+            bags.append(member.bags, member.combiner, member.zero_filled)
     data_index = [data.position(part) for member in members for part in member.parts]
     first = members[0]
     name = add_pack(
         edits,
         "picasso_packed_segment_sum",
         "PicassoPackedSegmentSum",
-        [*data, *ids.tensors],
+        [*data, *ids.tensors, *bags.tensors],
         device=first.node.device,
         controls={name for member in members for name in member.controls},
         T=first.dtype,
@@ -88,6 +94,7 @@ def _pack(edits: Edits, members: list[SegmentSum]) -> Pack:
         member_parts=[len(member.parts) for member in members],
         data_index=data_index,
         **ids.attrs(),
+        **bags.attrs(),
     )
     for port, member in enumerate(members):
         edits.replace_tensor((member.node.name, 0), (name, port))
