@@ -113,13 +113,13 @@ void ForEachRow(const UpdateMember<T>& m, int64_t task, const Visit& visit) {
 template <typename S>
 class SumsById {
  public:
-  // For at most `count` ids, all of [0, rows).
+  // For at most `count` ids, all in [0, rows); rows 0: of any value.
   void Reset(int64_t count, int64_t rows, int64_t dim) {
     dim_ = dim;
     ids_.clear();
     sums_.clear();
     // Where a row may have a place of its own, nothing has to be searched.
-    direct_ = rows <= kRowsPerId * count;
+    direct_ = rows > 0 && rows <= kRowsPerId * count;
     if (direct_) {
       map_.assign(rows, -1);
       return;

@@ -52,8 +52,7 @@ using RewriteCallback = int (*)(const char* graph, int64_t graph_size,
                                 const char* keep, int may_prune,
                                 int squares_powers, int phase, int64_t run,
                                 const char* item, const char* inlined,
-                                const char* options,
-                                void* reply);
+                                const char* options, void* reply);
 
 namespace {
 

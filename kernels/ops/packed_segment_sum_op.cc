@@ -33,7 +33,7 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members_, &shapes));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", members_, &member_parts_));
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members_, id_types.size()));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members_));
+    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members_, layout_));
     ids_sources_ = id_types.size();
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, GetList(ctx, "data_index", parts_, &data_index_));
@@ -63,12 +63,19 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("data", &data));
     std::vector<SegmentSumMember<T>> members(members_);
     std::vector<const T*> parts(parts_);
-    std::vector<Bags<T>> bags(bags_layout_.any() ? members_ : 0);
-    std::vector<UpdatePart<T>> grads(bags.size());
+    std::vector<Bags<T>> bags;
+    std::vector<UpdatePart<T>> grads(bags_layout_.any() ? members_ : 0);
+    for (int m = 0; m < members_; ++m) {
+      OP_REQUIRES_OK(
+          ctx, layout_.View(ctx, data.size(), m, /*rows=*/0, &members[m].ids));
+    }
+    OP_REQUIRES_OK(
+        ctx, bags_layout_.Make<T>(
+                 ctx, data.size() + ids_sources_,
+                 [&](int m) -> const IdsView& { return members[m].ids; },
+                 [&](int) -> const std::string& { return name(); }, &bags));
     for (int m = 0, p = 0; m < members_; ++m) {
       SegmentSumMember<T>& member = members[m];
-      OP_REQUIRES_OK(
-          ctx, layout_.View(ctx, data.size(), m, /*rows=*/0, &member.ids));
       member.rows = shapes_[m].dim_size(0);
       member.dim = 1;
       for (int d = 1; d < shapes_[m].dims(); ++d) {
@@ -76,14 +83,13 @@ class PackedSegmentSumOp : public OpKernel {
       }
       int64_t rows = member.ids.size;
       if (bags_layout_.is_bag(m)) {
-        OP_REQUIRES_OK(ctx, bags_layout_.Make(ctx, data.size() + ids_sources_,
-                                              m, member.ids, name(), &bags[m]));
-        grads[m].plan = &bags[m].plan;
+        const Bags<T>& made = bags[bags_layout_.same_as(m)];
+        grads[m].plan = &made.plan;
         grads[m].combiner = bags_layout_.combiner(m);
         grads[m].zero_filled = bags_layout_.zero_filled(m);
         grads[m].sums_in_type = kSparseSegmentGradInType;
-        if (bags[m].weighted) grads[m].weights = &bags[m].weights;
-        rows = bags[m].plan.bags();
+        if (made.weighted) grads[m].weights = &made.weights;
+        rows = made.plan.bags();
         grads[m].inner = std::max<int64_t>(rows, 1);
         member.bags = &grads[m];
       }
