@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from graphs import STRICT, assert_same, check, run, spell, table, tf1
-from helpers_models import keras_2, needs_keras_2
+from helpers_models import KERAS_2, keras_2, needs_keras_2
 
 import picasso_tf
 from picasso_tf.edits import graph_def_of
@@ -131,7 +131,7 @@ def keras_run(
         tf.Variable(values(shape, i, dtype), name=f"v{i}")
         for i, shape in enumerate(shapes)
     ]
-    plain = keras is keras_2
+    plain = KERAS_2 or keras is keras_2  # variables are of TensorFlow
     if not plain:
         variables = [
             keras.Variable(var, dtype=dtype, name=f"k{i}")
