@@ -54,6 +54,7 @@ class Report:
       inlined_into: the graph of which a function's calls became a part. Packs that
         its report has run there, or were made there once more.
       failures: passes that failed, and with what.
+      notes: what else there is to say, in sentences.
       seconds: time the rewrite took.
     """
 
@@ -66,6 +67,7 @@ class Report:
     handles: int = 0
     inlined_into: str = ""
     failures: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     # Counters when the report was made: an equal pack of another graph has them too.
     _counts_before: dict[str, tuple[int, int]] = dataclasses.field(
@@ -152,6 +154,7 @@ class Report:
         for reason, nodes in self.reasons().items():
             shown = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
             lines.append(f"  left alone {len(nodes)}: {reason} ({shown})")
+        lines.extend(f"  {note}" for note in self.notes)
         lines.extend(f"  failed: {failure}" for failure in self.failures)
         return lines
 
@@ -181,6 +184,7 @@ def merge(graph: str, reports: list[Report]) -> Report:
         merged.packs.extend(report.packs)
         merged.skipped.extend(report.skipped)
         merged.failures.extend(report.failures)
+        merged.notes.extend(note for note in report.notes if note not in merged.notes)
         merged.merged += report.merged
         merged.handles += report.handles
         merged.seconds += report.seconds

@@ -16,7 +16,13 @@ from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
 from picasso_tf.graph import GraphView, Node, prune
 from picasso_tf.options import Options
-from picasso_tf.passes import PASSES, Pass, triggers_of
+from picasso_tf.passes import (
+    OPS_OF_THE_RUN,
+    PASSES,
+    PASSES_OFFLINE,
+    Pass,
+    triggers_of,
+)
 from picasso_tf.report import Report, merge
 
 _warned: set[str] = set()
@@ -29,8 +35,10 @@ def rewrite(
 ) -> tuple[graph_pb2.GraphDef, Report]:
     """Packs the lookups and updates of a graph and of its library functions.
 
-    Passes that have to run behind TensorFlow's own optimizers (`PASSES_AFTER`) do not
-    run: they run when the graph is, in a session or function with picasso_tf.
+    Packs of float sums and products (L2 losses, dense gradients and updates: training
+    graphs) are not made here: TensorFlow's own optimizers run later, when the graph
+    does, and regroup such arithmetic, so that results would round differently. A
+    session or function with picasso_tf makes them then, and the report notes it.
 
     Args:
       graph_def: a GraphDef; it is not changed.
@@ -61,7 +69,7 @@ def rewrite(
     nodes = prune(graph_def.node, names) if names else graph_def.node
     roots = [{name} for name in names] if names else None
     view_args = {"preserve": names, "roots": roots}
-    outcome = rewrite_nodes(nodes, options, "graph", view_args)
+    outcome = rewrite_offline(nodes, options, "graph", view_args)
     reports = [outcome.report]
     result = graph_def_of(outcome.nodes or graph_def.node, like=graph_def)
     reports.extend(rewrite_library(result.library, options))
@@ -85,10 +93,10 @@ def rewrite_library(library, options: Options) -> list[Report]:
         ):
             continue
         body = FunctionBody(function, library)
-        triggers = triggers_of(PASSES)
+        triggers = triggers_of(PASSES_OFFLINE) | OPS_OF_THE_RUN
         if not any(node.op in triggers for node in function.node_def):
             continue
-        outcome = rewrite_nodes(
+        outcome = rewrite_offline(
             body.nodes,
             options,
             f"function {name}",
@@ -102,6 +110,24 @@ def rewrite_library(library, options: Options) -> list[Report]:
         if outcome.nodes is not None:
             body.write(outcome.nodes, outcome.moved)
     return reports
+
+
+def rewrite_offline(nodes, options: Options, title: str, view_args: dict) -> Outcome:
+    """`rewrite_nodes` for a graph that is run later, elsewhere."""
+    outcome = rewrite_nodes(nodes, options, title, view_args, PASSES_OFFLINE)
+    _note_left(outcome.report, outcome.nodes or nodes)
+    return outcome
+
+
+def _note_left(report: Report, nodes) -> None:
+    """Says what only passes behind TensorFlow's own optimizers may pack."""
+    left = collections.Counter(n.op for n in nodes if n.op in OPS_OF_THE_RUN)
+    if left:
+        kinds = ", ".join(f"{count} {op}" for op, count in sorted(left.items()))
+        report.notes.append(
+            f"left to the run: {kinds}. TensorFlow's own optimizers run there first "
+            "and regroup float arithmetic: packed before, it would round differently"
+        )
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ from tensorflow.python.framework import meta_graph
 from picasso_tf.edits import graph_def_of
 from picasso_tf.options import Options
 from picasso_tf.report import Report, merge
-from picasso_tf.rewrite import rewrite, rewrite_library, rewrite_nodes
+from picasso_tf.rewrite import rewrite, rewrite_library, rewrite_offline
 
 
 def convert_saved_model(
@@ -122,7 +122,7 @@ def _convert(meta: meta_graph_pb2.MetaGraphDef, options: Options) -> Report:
     """Rewrites a MetaGraph in place: its graph and its functions."""
     graph_def = meta.graph_def
     preserve, roots = _names_in_use(meta)
-    outcome = rewrite_nodes(
+    outcome = rewrite_offline(
         list(graph_def.node),
         options,
         f"graph of tags {sorted(meta.meta_info_def.tags)}",

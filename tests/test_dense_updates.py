@@ -532,6 +532,55 @@ def test_l2_losses(dtype):
     assert report.ops_after.get("Mul", 0) == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_sums_of_l2_losses(dtype, scaled):
+    """AddNs of 2 to 20 losses, in TensorFlow's order. One with other inputs stays, and
+    so does one whose losses have other readers, as stock's order is not sure then."""
+    graph = tf1.Graph()
+    with graph.as_default():
+        feed, out = {}, []
+
+        def losses(count):
+            made = []
+            for i in range(count):
+                x = tf1.placeholder(dtype, [None])
+                seed = len(feed)
+                feed[x] = values((30 + i,), seed, dtype) / np.asarray(8, dtype)
+                loss = tf.nn.l2_loss(x)
+                made.append(loss * (0.01 + i) if scaled else loss)
+            return made
+
+        out += [tf.add_n(losses(n)) for n in (*range(2, 12), 16, 17, 18, 20)]
+        other = tf1.placeholder(dtype, [])
+        feed[other] = np.asarray(0.3, dtype)
+        shared = losses(2)
+        out += [tf.add_n([*losses(2), other]), tf.add_n(shared), shared[1]]
+        out = [tf.identity(o) for o in out]
+    report = check(graph, out, feed)
+    assert [pack.kind for pack in report.packs] == ["L2 term"]
+    assert report.packs[0].detail == "14 sums of them"
+    assert report.ops_after["AddN"] == 2, report.ops_after
+
+
+@pytest.mark.parametrize("fetched", [0, 1, 2])
+def test_sums_of_l2_losses_that_are_fetched(fetched):
+    graph = tf1.Graph()
+    with graph.as_default():
+        xs = [tf1.placeholder(tf.float32, [None]) for _ in range(12)]
+        feed = {x: np.linspace(-1, i, 9) for i, x in enumerate(xs)}
+        losses = [0.1 * tf.nn.l2_loss(x) for x in xs]
+        total = tf.add_n(losses)
+        with tf.control_dependencies([total]):
+            after = tf.constant(2.0) * losses[1]
+        out = [[total], [total, after], [total, losses[0]]][fetched]
+    report = check(graph, out, feed)
+    assert report.packs[0].detail == ("" if fetched else "1 sums of them")
+    # What is fed is not computed.
+    ours = run(graph, after, feed | {total: 5.0}, STRICT)
+    assert_same(ours, run(graph, after, feed | {total: 5.0}))
+
+
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 def test_tables_with_l2(name):
     """Lookups in dense-gradient tables, as DeepCTR's regularizers make them."""
@@ -553,6 +602,8 @@ def test_tables_with_l2(name):
     new_packs(before)
     kinds = [pack.kind for pack in picasso_tf.last_report().packs]
     assert {"lookup", "segment sum", "L2 term", "dense update"} <= set(kinds)
+    details = [p.detail for p in picasso_tf.last_report().packs if p.kind == "L2 term"]
+    assert details == ["1 sums of them"]
 
 
 # -- the packed graph ------------------------------------------------------------

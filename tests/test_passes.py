@@ -454,3 +454,62 @@ def test_one_session_many_fetches(order):
             )
     assert_same(results[1], results[0])
     assert not picasso_tf.last_report().was_dropped()
+
+
+def test_float_sums_are_left_to_the_run():
+    """Offline, only what TensorFlow's optimizers cannot round otherwise is packed: a
+    rewritten training graph trains as the original does, and as one that is packed
+    when it runs."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf1.set_random_seed(1)
+        ids = tf1.placeholder(tf.int64, [None, 3], name="ids")
+        tables = [table(f"t{i}", 50, 4) for i in range(3)]
+        rows = [tf.nn.embedding_lookup(t, ids[:, i]) for i, t in enumerate(tables)]
+        loss = tf.reduce_mean(tf.tanh(tf.concat(rows, 1)) ** 2)
+        loss += tf.add_n([0.01 * tf.nn.l2_loss(t) for t in tables])
+        loss = tf.identity(loss, name="loss")
+        train = tf1.train.AdamOptimizer(0.1).minimize(loss, name="train")
+        init = tf1.global_variables_initializer()
+        # What is read again is another graph.
+        values = tf.identity_n([t.read_value() for t in tables], name="values")
+    names = ["loss", "train", "values", init.name]
+    after, report = picasso_tf.rewrite(
+        graph.as_graph_def(), names, Options(strict=True)
+    )
+    del train, values
+    note = [note for note in report.notes if note.startswith("left to the run: ")]
+    assert len(note) == 1 and "3 L2Loss" in note[0] and "regroup" in note[0]
+    assert note[0] in str(report) and "UnsortedSegmentSum" in note[0]
+    assert {pack.kind for pack in report.packs} == {"lookup"}
+    feed = {"ids:0": np.random.default_rng(1).integers(0, 50, (64, 3))}
+
+    def trained(graph_def, options):
+        config = options and picasso_tf.session_config(options=options)
+        with tf.Graph().as_default() as imported:
+            tf.import_graph_def(graph_def, name="")
+        with tf1.Session(graph=imported, config=config) as session:
+            session.run(init.name)
+            losses = [session.run(["loss:0", "train"], feed)[0] for _ in range(5)]
+            outputs = [f"values:{i}" for i in range(3)]
+            return losses, session.run(outputs)
+
+    stock = trained(graph.as_graph_def(), None)
+    assert_same(trained(after, None), stock)
+    assert_same(trained(after, Options(strict=True)), stock)
+    kinds = {p.kind for r in picasso_tf.reports()[-3:] for p in r.packs}
+    assert {"L2 term", "segment sum", "dense update"} <= kinds
+
+
+def test_serving_graphs_have_nothing_left_to_the_run():
+    graph = tf.Graph()
+    with graph.as_default():
+        fc = tf1.feature_column
+        names = ["a", "b", "c"]
+        features = {n: tf1.placeholder(tf.string, [None], name=n) for n in names}
+        columns = [fc.categorical_column_with_hash_bucket(n, 9) for n in names]
+        out = tf.identity(fc.linear_model(features, columns), name="out")
+    after, report = rewrite(graph, [out.op.name])
+    assert not report.notes
+    assert ops_of(after)["PicassoPackedSparseReshape"] == 1
+    assert ops_of(after)["SparseReshape"] == 0

@@ -50,6 +50,7 @@ class PackedL2LossOp : public OpKernel {
       OP_REQUIRES(ctx, index >= -1 && index < scales,
                   errors::InvalidArgument("No scale ", index, "."));
     }
+    OP_REQUIRES_OK(ctx, ReadTotals(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("pack", &pack));
     counters_ = CountersOf(pack);
     ++counters_->created;
@@ -90,12 +91,54 @@ class PackedL2LossOp : public OpKernel {
     for (int m = 0; m < members_; ++m) {
       if (tensors[m].NumElements() >= kLarge) sum(m, device);
     }
+    int next = 0;
+    for (size_t k = 0; k < total_lengths_.size(); ++k) {
+      Tensor* total = nullptr;
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_output(members_ + k, TensorShape({}), &total));
+      const auto next_loss = [&]() -> T {
+        return out[total_members_[next++]]->template scalar<T>()();
+      };
+      // As AddN: first what eights leave, two at least, then by eights.
+      const int length = total_lengths_[k];
+      const int rest = length < 2 ? length : (length - 2) % 8 + 2;
+      T sum = next_loss();
+      for (int i = 1; i < rest; ++i) sum = sum + next_loss();
+      for (int i = rest; i < length; i += 8) {
+        T eight = next_loss();
+        for (int e = 1; e < 8; ++e) eight = eight + next_loss();
+        sum = sum + eight;
+      }
+      total->scalar<T>()() = sum;
+    }
     ++counters_->executed;
   }
 
  private:
+  tensorflow::Status ReadTotals(OpKernelConstruction* ctx) {
+    int totals = 0;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("K", &totals));
+    TF_RETURN_IF_ERROR(GetList(ctx, "total_lengths", totals, &total_lengths_));
+    size_t sum = 0;
+    for (int length : total_lengths_) {
+      if (length < 1) {
+        return errors::InvalidArgument("A total of ", length, " losses.");
+      }
+      sum += length;
+    }
+    TF_RETURN_IF_ERROR(GetList(ctx, "total_members", sum, &total_members_));
+    for (int member : total_members_) {
+      if (member < 0 || member >= members_) {
+        return errors::InvalidArgument("No loss ", member, ".");
+      }
+    }
+    return tensorflow::OkStatus();
+  }
+
   int members_ = 0;
   std::vector<int> scale_index_;
+  std::vector<int> total_lengths_;
+  std::vector<int> total_members_;
   PackCounters* counters_ = nullptr;
 };
 

@@ -105,16 +105,21 @@ REGISTER_OP("PicassoPackedSegmentSum")
     });
 
 // Many L2Losses: output i is half the sum of the squares of tensor i, times
-// scales[scale_index[i]] unless that index is -1. No gradient: it runs behind
-// tf.gradients.
+// scales[scale_index[i]] unless that index is -1. Total k is the sum of
+// total_lengths[k] losses, in the order in which total_members lists them, as
+// AddN gives it. No gradient: it runs behind tf.gradients.
 REGISTER_OP("PicassoPackedL2Loss")
     .Input("tensors: M * T")
     .Input("scales: S * T")
     .Output("losses: M * T")
+    .Output("totals: K * T")
     .Attr("T: {half, float, double}")
     .Attr("M: int >= 1")
     .Attr("S: int >= 0 = 0")
+    .Attr("K: int >= 0 = 0")
     .Attr("scale_index: list(int)")
+    .Attr("total_lengths: list(int) = []")
+    .Attr("total_members: list(int) = []")
     .Attr("pack: string")
     .SetShapeFn([](InferenceContext* c) -> Status {
       for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());

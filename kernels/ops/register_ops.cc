@@ -58,6 +58,13 @@ Status LookupShape(InferenceContext* c, int table, int ids_input, int width,
     return c->Concatenate(ids, row, shape);
   }
   TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(declared, shape));
+  // Where ids are fed, nothing is known of their shape while a session's graph
+  // is optimized, nor then of columns that are cut out of them.
+  if (width >= 0 && known_row && !c->RankKnown(ids)) {
+    const int behind = c->Rank(*shape) - c->Rank((*handle)[0].shape);
+    if ((behind == 0 && width == 1) || behind == 1) *shape = c->UnknownShape();
+    return tensorflow::OkStatus();
+  }
   if (!known_row || !c->RankKnown(ids) || c->Rank(ids) < 1 ||
       c->Rank(*shape) < 1 || c->ValueKnown(c->Dim(*shape, 0))) {
     return tensorflow::OkStatus();

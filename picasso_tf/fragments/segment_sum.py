@@ -132,11 +132,11 @@ def _before_reshapes(
 
 def _shape(view: GraphView, node: Node, rows: int) -> Shape | None:
     """The shape of the result, where it is known."""
-    data, ids = view.shape(node.inputs[0]), view.shape(node.inputs[1])
+    data, ids = _data_shape(view, node.inputs[0]), _data_shape(view, node.inputs[1])
     added = view.producer(node.inputs[0])
     if added is not None and added.op == "AddN":
         # All its inputs have one shape.
-        shapes = map(view.shape, added.inputs)
+        shapes = (_data_shape(view, tensor) for tensor in added.inputs)
         data = next((s for s in shapes if s is not None), None)
     if data is not None and ids is not None and None not in data[len(ids) :]:
         return (rows, *data[len(ids) :])
@@ -150,3 +150,24 @@ def _shape(view: GraphView, node: Node, rows: int) -> Shape | None:
         if shape is not None and None not in shape and shape[:1] == (rows,):
             return shape
     return None
+
+
+def _data_shape(view: GraphView, tensor: Tensor) -> Shape | None:
+    """The shape of rows or ids, also where a loop's history hides what the gradient
+    of a lookup reshapes them to: [ids] and [ids, dim]. A vector that an ExpandDims
+    makes has one element, and shapes are vectors."""
+    shape = view.shape(tensor)
+    node = view.producer(tensor)
+    if shape is not None or node is None or node.op != "Reshape":
+        return shape
+    target = view.producer(node.inputs[1])
+    if target is None:
+        return None
+    if target.op == "ExpandDims":
+        return (None,)
+    if target.op != "ConcatV2" or len(target.inputs) != 3:
+        return None
+    count, dims = view.producer(target.inputs[0]), view.constant_ints(target.inputs[1])
+    if count is None or count.op != "ExpandDims" or dims is None or min(dims) < 0:
+        return None
+    return (None, *dims)

@@ -35,10 +35,30 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     PackHandles,
 )
 
+# What a graph may go through that is run later, elsewhere: TensorFlow's optimizers
+# then come behind all of it. They move factors through products, and sort the inputs
+# of AddN by name: packs that take over float sums and products would round otherwise.
+PASSES_OFFLINE: tuple[type[Pass], ...] = (*PASSES, PackLateKernels)
+
 
 def triggers_of(passes: Iterable[type[Pass]]) -> frozenset[str]:
     """Op types without which none of the passes has anything to do."""
     return frozenset(op for pass_type in passes for op in pass_type.triggers)
 
 
-__all__ = ["PASSES", "PASSES_AFTER", "Pass", "PassResult", "triggers_of"]
+# Ops that the other passes pack. Checkpoints are restored by AssignVariableOp, too,
+# and PicassoResult only keeps a name for TensorFlow's optimizers.
+OPS_OF_THE_RUN = triggers_of(set(PASSES_AFTER) - set(PASSES_OFFLINE)) - {
+    "AssignVariableOp",
+    "PicassoResult",
+}
+
+__all__ = [
+    "OPS_OF_THE_RUN",
+    "PASSES",
+    "PASSES_AFTER",
+    "PASSES_OFFLINE",
+    "Pass",
+    "PassResult",
+    "triggers_of",
+]

@@ -26,9 +26,11 @@ class _Loss:
 
 @dataclasses.dataclass(frozen=True)
 class PackL2Losses(Pass):
-    """Replaces L2Losses, each with the multiplication by a constant behind it.
+    """Replaces L2Losses, each with the multiplication by a constant behind it, and
+    the AddNs of nothing but these.
 
-    It runs behind TensorFlow's own optimizers, since it takes over products.
+    It runs behind TensorFlow's own optimizers, since it takes over products and
+    sums, whose inputs these sort by name.
     """
 
     name: ClassVar[str] = "pack_l2_losses"
@@ -54,7 +56,7 @@ class PackL2Losses(Pass):
         for _, members in groups:
             for run in cut(members, _volume, self.options.max_pack_volume):
                 if len(run) > 1:
-                    result.packs.append(_pack(edits, run))
+                    result.packs.append(_pack(view, edits, run))
                 else:
                     result.skip(run[0].node, "no other L2 loss of its type and level")
         result.apply(edits)
@@ -95,12 +97,41 @@ def _volume(loss: _Loss) -> int:
     return loss.elements * loss.node.attr("T").size
 
 
-def _pack(edits: Edits, losses: list[_Loss]) -> Pack:
+def _totals(view: GraphView, losses: list[_Loss]) -> list[Node]:
+    """The AddNs of nothing but these losses, each read by nobody else: AddN begins
+    with an input whose buffer it may take over, which is the first one then. Else it
+    is a matter of time, and its order of summation, too."""
+    own = {
+        (loss.last.name, 0)
+        for loss in losses
+        if loss.last.name not in view.preserve
+        and len(view.consumers((loss.last.name, 0))) == 1
+    }
+    first = losses[0].node
+    found: dict[str, Node] = {}
+    for tensor in sorted(own):
+        for reader, _ in view.consumers(tensor):
+            if (
+                reader.op == "AddN"
+                and own.issuperset(reader.inputs)
+                and not reader.controls
+                and reader.device == first.device
+                and reader.name not in view.feeds
+                and view.guard(reader.name) == view.guard(first.name)
+                and view.frame(reader.name) == view.frame(first.name)
+            ):
+                found[reader.name] = reader
+    return sorted(found.values(), key=lambda node: node.index)
+
+
+def _pack(view: GraphView, edits: Edits, losses: list[_Loss]) -> Pack:
     scales = InputList()
     index = [
         -1 if loss.scale is None else scales.position(loss.scale) for loss in losses
     ]
     first = losses[0].node
+    port_of = {(loss.last.name, 0): port for port, loss in enumerate(losses)}
+    totals = _totals(view, losses)
     name = add_pack(
         edits,
         "picasso_packed_l2_loss",
@@ -111,8 +142,14 @@ def _pack(edits: Edits, losses: list[_Loss]) -> Pack:
         T=first.attr("T"),
         M=len(losses),
         S=len(scales),
+        K=len(totals),
         scale_index=index,
+        total_lengths=[len(total.inputs) for total in totals],
+        total_members=[port_of[x] for total in totals for x in total.inputs],
     )
+    for position, total in enumerate(totals):
+        edits.replace_tensor((total.name, 0), (name, len(losses) + position))
+        edits.remove(total.name, waits_for=name)
     for port, loss in enumerate(losses):
         edits.replace_tensor((loss.last.name, 0), (name, port))
         for node in _nodes(loss):
@@ -123,4 +160,5 @@ def _pack(edits: Edits, losses: list[_Loss]) -> Pack:
         tuple(loss.node.name for loss in losses),
         len({loss.node.inputs[0] for loss in losses}),
         sum(_volume(loss) for loss in losses),
+        f"{len(totals)} sums of them" if totals else "",
     )
