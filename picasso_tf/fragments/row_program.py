@@ -38,6 +38,8 @@ _ROW_GRADIENTS = frozenset(
     {"SparseSegmentSumGrad", "SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad"}
     | {"UnsortedSegmentSum"}
 )
+# Where the shape of the result is among the inputs.
+_GIVEN_A_SHAPE = {"Slice": 2, "Reshape": 1}
 _MAX_NODES = 256
 
 # (rows that it is computed from, how many programs on these come before).
@@ -285,6 +287,11 @@ class RowPrograms:
             return False
         if node.op in _ROW_GRADIENTS:
             return len(self._bases[rows]) == 2
+        if node.op in _GIVEN_A_SHAPE:
+            shape = node.inputs[_GIVEN_A_SHAPE[node.op]]
+            told = self._view.producer(shape)
+            if told is not None and told.op in ("Shape", "ShapeN"):
+                return self.kind(told.inputs[shape[1]]) == (rows, True)
         shape, wanted = self._view.shape(tensor), self._bases[rows]
         if shape is None or len(shape) != len(wanted) or shape[-1] != wanted[-1]:
             return False
