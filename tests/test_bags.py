@@ -566,7 +566,7 @@ def test_max_norm(weighted):
     report = check(case_of(build))
     assert "ResourceGather" not in report.ops_after
     assert any("max_norm" in reason for reason in report.reasons())
-    assert [len(members) for members in packed_nodes(report, "rows")] == [2, 2]
+    assert [len(members) for members in packed_nodes(report, "row program")] == [2, 2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)

@@ -32,6 +32,9 @@ _SELECTS = ("Select", "SelectV2")
 # Each program that reads these works them out by itself.
 _FREE = frozenset({*_COMPARISONS, "ZerosLike", "Fill"})
 _OPS = frozenset({*_UNARY, *_BINARY, *_SELECTS, "AddN", "Sum", "BroadcastTo"}) | _FREE
+# Reshape(Sum(x, BroadcastGradientArgs), shape), where TensorFlow's optimizers could not
+# tell what was broadcast.
+_UNBROADCAST = "Reshape"
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
 # Gradients of pooled rows, which have the shape of the rows.
 _ROW_GRADIENTS = frozenset(
@@ -91,6 +94,8 @@ class RowPrograms:
         self._operands: dict[str, tuple[Tensor, ...]] = {}
         self._ranks: dict[str, int] = {}
         self._hashes: dict[str, str] = {}
+        self._sums: set[str] = set()  # nodes that sum over rows
+        self._before: dict[str, Node] = {}  # by the Sum, the Reshape behind it
         self._members: dict[Key, list[Node]] | None = None  # not known so far
         if self._find_bases():
             self._find_candidates()
@@ -117,9 +122,10 @@ class RowPrograms:
             key = (rows, self._ranks[name])
             if key in self._members:
                 units[name] = key
-                shape = self._shape_behind(self._view.nodes[name])
-                if shape is not None:
-                    units.setdefault(shape.name, key)
+                node = self._view.nodes[name]
+                for inner in (self._shape_behind(node), self._sum_of(node)):
+                    if inner is not None:
+                        units.setdefault(inner.name, key)
         return units
 
     # -- what may be part of a program ----------------------------------------
@@ -141,7 +147,7 @@ class RowPrograms:
             operands = self._may_join(node)
             sources = list(view.sources(node))
             if operands is not None:
-                sources = [*(name for name, _ in operands), *node.controls]
+                sources = [*(name for name, _ in operands), *self.controls(node)]
             rank = 0
             for source in sources:
                 before = self._ranks.get(source, 0)
@@ -165,7 +171,9 @@ class RowPrograms:
     def _may_join(self, node: Node) -> tuple[Tensor, ...] | None:
         """What a node computes with, if it may be part of a program."""
         view, op = self._view, node.op
-        if op not in _OPS or node.attr("T") not in _TYPES:
+        if op not in _OPS and op != _UNBROADCAST:
+            return None
+        if node.attr("T") not in _TYPES:
             return None
         if node.name in view.feeds or node.name in view.preserve:
             return None
@@ -178,6 +186,8 @@ class RowPrograms:
                 return None
         if op == "Sum":
             return self._sum(node)
+        if op == _UNBROADCAST:
+            return self._unbroadcast(node)
         if op in ("Fill", "BroadcastTo"):
             return self._of_a_shape(node)
         known, matrix = None, False
@@ -246,7 +256,54 @@ class RowPrograms:
         if int(axes.reshape(-1)[0]) not in (-1, rank - 1):
             return None
         self._kinds[node.name] = kind[0], False
+        self._sums.add(node.name)
         return node.inputs[:1]
+
+    def _unbroadcast(self, node: Node) -> tuple[Tensor, ...] | None:
+        """Of Reshape(Sum(x, axes), shape) the x, where the axes are those along which
+        a tensor of this shape was broadcast."""
+        view = self._view
+        total, shape = map(view.producer, node.inputs)
+        if total is None or shape is None or (total.op, shape.op) != ("Sum", "Shape"):
+            return None
+        alone = len(view.consumers((total.name, 0))) == 1
+        if not alone or view.control_consumers(total.name):
+            return None
+        if total.name in view.preserve:
+            return None
+        if total.device != node.device or total.name in view.feeds | view.keep:
+            return None
+        axes = view.producer(total.inputs[1])
+        if axes is None or axes.op != "BroadcastGradientArgs":
+            return None
+        shapes = [view.producer(tensor) for tensor in axes.inputs]
+        if any(each is None or each.op != "Shape" for each in shapes):
+            return None
+        kinds = [self.kind(each.inputs[0]) for each in shapes]
+        x, wanted = self.kind(total.inputs[0]), self.kind(shape.inputs[0])
+        if None in (x, wanted, *kinds) or len({k[0] for k in (x, wanted, *kinds)}) > 1:
+            return None
+        own, other = kinds[total.inputs[1][1]], kinds[1 - total.inputs[1][1]]
+        if wanted != own or x[1] != (own[1] or other[1]):
+            return None
+        self._kinds[node.name] = own
+        self._before[total.name] = node
+        if x[1] and not own[1]:
+            self._sums.add(node.name)
+        return total.inputs[:1]
+
+    def _sum_of(self, node: Node) -> Node | None:
+        return self.sum_behind(node.name) if node.op == _UNBROADCAST else None
+
+    def sum_behind(self, name: str) -> Node | None:
+        """The Sum that a Reshape is taken together with."""
+        source = self._view.producer(self._view.nodes[name].inputs[0])
+        if source is None or self._before.get(source.name) is None:
+            return None
+        return source if self._before[source.name].name == name else None
+
+    def is_sum(self, name: str) -> bool:
+        return name in self._sums
 
     def _of_a_shape(self, node: Node) -> tuple[Tensor, ...] | None:
         """Of Fill(shape, value) and BroadcastTo(value, shape), the value and the
@@ -317,6 +374,7 @@ class RowPrograms:
                 ):
                     yield None
                 continue
+            reader = self._before.get(reader.name, reader)
             if reader.name not in self._kinds:
                 yield None
             elif self.is_free(reader.name):
@@ -326,8 +384,19 @@ class RowPrograms:
             else:
                 yield reader
 
+    def controls(self, node: Node) -> tuple[str, ...]:
+        """What a node of a program waits for."""
+        total = self._sum_of(node)
+        return node.controls if total is None else (*node.controls, *total.controls)
+
     def _is_packed(self, node: Node | None) -> bool:
         """Whether a program does a node's work, in all that becomes of it."""
+        if node is not None and node.op == "BroadcastGradientArgs":
+            return not self._view.control_consumers(node.name) and all(
+                self._is_packed(self._before.get(reader.name))
+                for port in (0, 1)
+                for reader, _ in self._view.consumers((node.name, port))
+            )
         if node is None or node.name not in self._kinds:
             return False
         if self.is_free(node.name):
@@ -365,7 +434,7 @@ class RowPrograms:
         self._members = {
             key: nodes
             for key, nodes in members.items()
-            if any(node.op == "Sum" for node in nodes)
+            if any(node.name in self._sums for node in nodes)
         }
 
     def members(self, key: Key) -> list[Node]:
@@ -420,9 +489,11 @@ class _Builder:
         results = []
         for node in ends:
             line = self._values[node.name]
+            if line[0] != "%" or any(int(line[1:]) == other for _, other in results):
+                line = self._line("copy", programs.kind((node.name, 0))[1], line)
             results.append(((node.name, 0), int(line[1:])))
         names = {node.name for node in nodes}
-        controls = self._controls.union(*(node.controls for node in nodes)) - names
+        controls = self._controls.union(*map(programs.controls, nodes)) - names
         return RowProgram(
             self._key,
             self._key[0],
@@ -471,8 +542,10 @@ class _Builder:
         if op == "BroadcastTo":
             return self._line("copy", True, self._value(operands[0]))
         values = [self._value(tensor) for tensor in operands]
-        if op == "Sum":
+        if self._programs.is_sum(node.name):
             return self._line("sum", False, *values)
+        if op == _UNBROADCAST:
+            return values[0]
         if op == "AddN":
             return self._added(values, matrix)
         if op in _SELECTS:

@@ -131,7 +131,7 @@ def _pack(edits: Edits, members: list[RowProgram]) -> Pack:
             edits.remove(node, waits_for=name)
     return Pack(
         name,
-        "rows",
+        "row program",
         tuple(member.anchor.name for member in members),
         len(members),
         sum(map(_volume, members)),
