@@ -136,9 +136,13 @@ class RowPrograms:
             if node.attr("dtype") not in _TYPES or "GPU" in node.device.upper():
                 continue
             for port in range(node.attr("K")):
-                shape = view.shape((node.name, port))
+                rows = node.name, port
+                # Most rows go elsewhere, and most graphs need no further look.
+                if all(reader.op not in _OPS for reader, _ in view.consumers(rows)):
+                    continue
+                shape = view.shape(rows)
                 if shape is not None and len(shape) >= 2 and shape[-1]:
-                    self._bases[node.name, port] = shape
+                    self._bases[rows] = shape
         return bool(self._bases)
 
     def _find_candidates(self) -> None:
@@ -264,7 +268,13 @@ class RowPrograms:
         a tensor of this shape was broadcast."""
         view = self._view
         total, shape = map(view.producer, node.inputs)
-        if total is None or shape is None or (total.op, shape.op) != ("Sum", "Shape"):
+        if total is None or shape is None or shape.op != "Shape":
+            return None
+        known = self.kind(node.inputs[0])
+        if known is not None and known == self.kind(shape.inputs[0]):
+            self._kinds[node.name] = known  # it has that shape
+            return node.inputs[:1]
+        if total.op != "Sum":
             return None
         alone = len(view.consumers((total.name, 0))) == 1
         if not alone or view.control_consumers(total.name):
