@@ -578,7 +578,8 @@ def test_another_quotient_stays():
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_max_norm(weighted):
-    """Clipped rows are pooled by TensorFlow; they are looked up together."""
+    """Clipped rows are pooled by TensorFlow; they are looked up together, and clipped
+    together."""
 
     def build():
         rows, feed = [], {}
@@ -599,17 +600,19 @@ def test_max_norm(weighted):
     report = check(case_of(build))
     assert "ResourceGather" not in report.ops_after
     assert any("max_norm" in reason for reason in report.reasons())
+    assert [len(members) for members in packed_nodes(report, "row program")] == [2, 2]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("trained", [False, True], ids=["forward", "trained"])
 @pytest.mark.parametrize("safe", [False, True], ids=["as it is", "safe"])
-def test_values_of_tables(safe, trained):
+def test_values_of_tables(safe, trained, dtype):
     """Pooled from a table's value: ids are not made unique, nor is it read whole."""
 
     def build():
         bags = []
         for k, combiner in enumerate(COMBINERS):
-            form = Form(combiner, dim=(4, 33, 1)[k], safe=safe)
+            form = Form(combiner, dim=(4, 33, 1)[k], safe=safe, dtype=dtype)
             bags.append(make_bag(form, make_rows(form, f"t{k}", k).read_value()))
         feeds = feeds_of(bags, some_lengths(safe))
         if trained:
@@ -618,7 +621,9 @@ def test_values_of_tables(safe, trained):
 
     report = check(case_of(build))
     assert sum(map(len, packed_nodes(report, "lookup"))) == 3
-    assert "SparseSegmentMean" not in report.ops_after
+    for pooling in ("Sum", "Mean", "SqrtN"):
+        for suffix in ("", "Grad", "GradV2"):
+            assert f"SparseSegment{pooling}{suffix}" not in report.ops_after
     if trained:
         assert sum(map(len, packed_nodes(report, "update"))) == 3
     else:

@@ -23,6 +23,8 @@ POOL_OPS = {
 }
 COMBINERS = tuple(POOL_OPS.values())
 POOL_GRAD_OPS = {f"{op}Grad": combiner for op, combiner in POOL_OPS.items()}
+# The same, which tell ids apart by themselves.
+_UNIQUE_GRAD_OPS = {f"{op}GradV2": combiner for op, combiner in POOL_OPS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,7 +470,7 @@ def _stitched_behind(
 
 MAX_NORM = (
     "max_norm clips its rows before they are pooled, by arithmetic that TensorFlow's "
-    "optimizers may reorder"
+    "optimizers may reorder, and that is packed behind them"
 )
 
 
@@ -661,10 +663,16 @@ def match_bag_grad(
 ) -> BagGrad | None:
     """The pooled gradient behind the rows `values` of unique `ids`; `held`: it may
     have been held back by others."""
-    values = unshaped(view, values, device)
-    node = view.movable(values, device, held=held, bookkeeping=not held)
+    values = rows = unshaped(view, values, device)
+    node = view.movable(rows, device, held=held, bookkeeping=not held)
     unique_ids = unshaped(view, ids, device)
     unique = view.movable(unique_ids, device)
+    if node is not None and node.op in _UNIQUE_GRAD_OPS:
+        if rows[1] != 0 or unique_ids != (node.name, 1):
+            return None
+        grad, looked_up, segments = node.inputs[:3]
+        bags = find_bag_ids(view, looked_up, segments, index_type, device)
+        return BagGrad(_UNIQUE_GRAD_OPS[node.op], bags, grad, node.controls)
     if node is None or node.op not in POOL_GRAD_OPS:
         return None
     if unique is None or unique.op != "Unique" or unique_ids[1] != 0:

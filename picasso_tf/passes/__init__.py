@@ -11,6 +11,7 @@ from picasso_tf.passes.pack_handles import PackHandles
 from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
+from picasso_tf.passes.pack_rows import PackRows
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
 from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
 
@@ -30,6 +31,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     PackSegmentSums,
     PackL2Losses,
     PackDense,
+    PackRows,
     OrderSums,
     MergeReads,
     PackHandles,
