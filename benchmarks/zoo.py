@@ -32,6 +32,11 @@ STEPS = 5
 STRICT = picasso_tf.Options(strict=True)
 # What only names, holds or hands over a value, counted apart.
 NO_WORK = ("VarHandleOp", "ReadVariableOp", "Const", "Placeholder", "_Arg")
+# Written as a subgraph per pair of fields: 325 of them, with all 26 fields.
+OF_PAIRS = ("FiBiNET", "ONN", "FwFM", "DeepFEFM")
+FEWER_FIELDS = 10
+# What `--check` asks for.
+LEAST_PACKED, MOST_OPS = 0.9, 0.2
 LOOKUP_OPS = ("ResourceGather", "GatherV2")
 WRITING = ("Assign", "ResourceScatter", "ResourceSparseApply", "ResourceApply")
 OPTIMIZERS = {
@@ -138,6 +143,7 @@ def run_keras(name, clicks, optimizer, options=None, steps=STEPS, ops=True) -> R
         metrics=["binary_crossentropy"],
         jit_compile=False,
     )
+    _create_variables(model, feeding.labels)
     losses = []
     record = tf.keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda step, logs: losses.append(logs["loss"])
@@ -165,6 +171,18 @@ def run_keras(name, clicks, optimizer, options=None, steps=STEPS, ops=True) -> R
     return Run(losses, weights, graph or graph_pb2.GraphDef(), _report(seen))
 
 
+def _create_variables(model: tf.keras.Model, labels: list[np.ndarray]) -> None:
+    """Those that the first step would create: it would be traced a second time."""
+    if hasattr(model.optimizer, "build"):  # not the legacy ones
+        model.optimizer.build(model.trainable_variables)
+    outputs = model.output if len(labels) > 1 else [model.output]
+    truths = [tf.keras.Input(label.shape[1:], dtype=label.dtype) for label in labels]
+    if len(labels) == 1:
+        (outputs,), (truths,) = outputs, truths
+    model.compiled_loss.build(outputs)
+    model.compiled_metrics.build(outputs, truths)
+
+
 def _largest(metadata) -> graph_pb2.GraphDef:
     """The largest function, which is the training step, as it is executed."""
     graphs = [_joined(function) for function in metadata.function_graphs]
@@ -179,10 +197,11 @@ def _joined(graphs) -> graph_pb2.GraphDef:
 
 
 class _Record(tf1.train.SessionRunHook):
-    """Losses of all steps, and the graph of the first."""
+    """Losses of all steps, the graph of the first, and all variables at the end."""
 
     def __init__(self, ops: bool):
         self.losses = []
+        self.weights = []
         self.graph = graph_pb2.GraphDef()
         self._ops = ops
 
@@ -201,6 +220,11 @@ class _Record(tf1.train.SessionRunHook):
             [float(x) for loss in run_values.results for x in np.ravel(loss)]
         )
 
+    def end(self, session):
+        with session.graph.as_default():
+            variables = sorted(tf1.global_variables(), key=lambda v: v.name)
+        self.weights = session.run(variables)
+
 
 def run_estimator(name, clicks, options=None, steps=STEPS, ops=True) -> Run:
     """Trains an Estimator of zoo_models.ESTIMATORS, with its own optimizers."""
@@ -218,14 +242,17 @@ def run_estimator(name, clicks, options=None, steps=STEPS, ops=True) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         session = picasso_tf.estimator_config(options=options) if options else None
         config = tf.estimator.RunConfig(
-            model_dir=folder, tf_random_seed=SEED, session_config=session
+            model_dir=folder,
+            tf_random_seed=SEED,
+            session_config=session,
+            # Else the graph is written as text, which takes longer than training.
+            save_checkpoints_steps=None,
+            save_checkpoints_secs=None,
         )
         with _quiet():
             estimator = zoo_models.estimator(name, clicks, config)
             estimator.train(batches, hooks=[record])
-        names = sorted(estimator.get_variable_names())
-        weights = [estimator.get_variable_value(key) for key in names]
-    return Run(record.losses, weights, record.graph, _report(seen))
+    return Run(record.losses, record.weights, record.graph, _report(seen))
 
 
 def _report(seen) -> picasso_tf.Report | None:
@@ -317,12 +344,14 @@ HEADER = (
 )
 
 
-def measure(model: str, optimizer: str, data: pathlib.Path) -> Row:
+def measure(model: str, optimizer: str, data: pathlib.Path, quick: bool) -> Row:
     """Trains with stock TensorFlow, then with picasso_tf."""
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     # FLEN is made for groups of fields, which DeepCTR has for this sample.
     sample = zoo_models.AVAZU if model == "FLEN" else zoo_models.CRITEO
     clicks = zoo_models.read_clicks(data, sample)
+    if quick and model.removesuffix("Estimator") in OF_PAIRS:
+        clicks = clicks.with_fields(list(clicks.ids)[:FEWER_FIELDS])
     if model in zoo_models.ESTIMATORS:
         run = functools.partial(run_estimator, model, clicks)
     else:
@@ -369,6 +398,22 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def shortfalls(rows: list[Row]) -> list[str]:
+    """In what the models of one table fall short."""
+    ran = [row for row in rows if not row.error]
+    if not ran:
+        return []
+    found = [f"{row.model} trains differently" for row in ran if not row.same]
+    for name in ("lookups", "updates", "tables"):
+        packed, known = np.sum([getattr(row, name) for row in ran], 0)
+        if packed < LEAST_PACKED * known:
+            found.append(f"{packed} of {known} {name} are packed")
+    ratio = np.median([row.ratio for row in ran])
+    if ratio > MOST_OPS:
+        found.append(f"the median ratio of ops is {ratio:.2f}")
+    return found
+
+
 INTRODUCTION = """\
 # DeepCTR's models
 
@@ -389,7 +434,9 @@ the end, those of the optimizer too, must be equal bit by bit.
 
 DeepCTR's examples compile with "adam" or "adagrad", which TensorFlow 2.15 takes for its
 new optimizers, `tf.keras.optimizers.Adam` and `Adagrad`. Models of sequences get
-generated histories, FLEN gets the sample of Avazu, all others that of Criteo.
+generated histories, FLEN gets the sample of Avazu, all others that of Criteo. With
+`--quick`, {pairs}, which have a subgraph for each pair of fields, get
+{fewer} of its 26 fields.
 """
 
 
@@ -403,6 +450,8 @@ def document(rows: dict[str, list[Row]], command: str) -> str:
             steps=STEPS,
             batch=BATCH,
             apart=", ".join(NO_WORK),
+            pairs=", ".join(OF_PAIRS),
+            fewer=FEWER_FIELDS,
         )
     ]
     parts += [f"## {title}\n\n{markdown(of)}" for title, of in rows.items()]
@@ -410,7 +459,8 @@ def document(rows: dict[str, list[Row]], command: str) -> str:
 
 
 def main() -> int:
-    """Returns 1 if any model trained differently."""
+    """Returns 1 if any model trained differently, or, with --check, if too little
+    was packed."""
     every = [*zoo_models.KERAS, *zoo_models.ESTIMATORS]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.zoo", description=__doc__
@@ -428,6 +478,18 @@ def main() -> int:
         help="folder of DeepCTR's samples; without them, values are drawn",
     )
     parser.add_argument("--write", type=pathlib.Path, help="a Markdown file")
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{FEWER_FIELDS} fields for {', '.join(OF_PAIRS)}",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="fail if less than nine of ten lookups, updates or tables are packed, or "
+        f"the median ratio of ops is above {MOST_OPS}",
+    )
     arguments = parser.parse_args()
     models = arguments.models.split(",") if arguments.models else every
     optimizers = arguments.optimizers.split(",")
@@ -451,19 +513,33 @@ def main() -> int:
         command += f" --models {arguments.models}"
     if arguments.optimizers != parser.get_default("optimizers"):
         command += f" --optimizers {arguments.optimizers}"
+    if arguments.quick:
+        command += " --quick"
     rows: dict[str, list[Row]] = collections.defaultdict(list)
-    for number, (title, model, optimizer) in enumerate(jobs, 1):
-        print(f"{number} of {len(jobs)}: {model}, {title}", file=sys.stderr)
-        # A process for each: TensorFlow keeps the functions of all models.
-        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as p:
-            row = p.submit(measure, model, optimizer, arguments.data).result()
-        rows[title].append(row)
-        print("  " + (row.error or " | ".join(row.cells())), file=sys.stderr)
-        if arguments.write:  # after each: all of them take long
-            arguments.write.parent.mkdir(parents=True, exist_ok=True)
-            arguments.write.write_text(document(rows, command))
+    # New processes now and then: TensorFlow keeps the functions of all models.
+    with futures.ProcessPoolExecutor(
+        arguments.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=6
+    ) as pool:
+        running = [
+            pool.submit(measure, model, optimizer, arguments.data, arguments.quick)
+            for _, model, optimizer in jobs
+        ]
+        for number, ((title, model, _), job) in enumerate(
+            zip(jobs, running, strict=True), 1
+        ):
+            row = job.result()
+            rows[title].append(row)
+            said = row.error or " | ".join(row.cells())
+            print(f"{number} of {len(jobs)}: {model}, {title}: {said}", file=sys.stderr)
+            if arguments.write:  # after each: all of them take long
+                arguments.write.parent.mkdir(parents=True, exist_ok=True)
+                arguments.write.write_text(document(rows, command))
     print(document(rows, command))
-    return int(not all(row.same for of in rows.values() for row in of))
+    if not arguments.check:
+        return int(not all(row.same for of in rows.values() for row in of))
+    found = [f"{title}: {what}" for title in rows for what in shortfalls(rows[title])]
+    print("\n".join(found), file=sys.stderr)
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,14 @@ class Clicks:
     def features(self) -> dict[str, np.ndarray]:
         return {**self.ids, **self.dense}
 
+    def with_fields(self, kept: Sequence[str]) -> Clicks:
+        """Without the other fields."""
+        return dataclasses.replace(
+            self,
+            ids={key: self.ids[key] for key in kept},
+            sizes={key: self.sizes[key] for key in kept},
+        )
+
 
 def read_clicks(folder: pathlib.Path, sample: str) -> Clicks:
     """DeepCTR's sample of Criteo's or Avazu's click log, CRITEO or AVAZU.
