@@ -493,12 +493,54 @@ def test_segment_sums(dtype, ids_dtype):
             for k, part in enumerate(data):
                 feed[part] = values((60, dim), 100 * i + k, dtype)
             feed[ids] = rng.integers(-1, rows, (30, 2))
-            total = tf.add_n(data) if len(data) > 1 else data[0]
+            total = tf.add_n(list(map(tf.abs, data))) if len(data) > 1 else data[0]
             summed = tf.math.unsorted_segment_sum(total, tf.reshape(ids, [-1]), rows)
             out.append(tf.identity(summed + summed))
     report = check(graph, out, feed)
     assert report.ops_after.get("AddN", 0) == 0
     assert [pack.kind for pack in report.packs] == ["segment sum"]
+
+
+def addends(kind: str, made: list[tf.Tensor]) -> list[tf.Tensor]:
+    """What is added, of three tensors."""
+    a, b, c = made
+    return {
+        "as it stands": [a, b, c],
+        "one of them twice": [a, a, c],
+        "last is free": [a, a, b, b, c],
+        "a constant first": [tf.constant(values((5, 3), 9)), b, c],
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["as it stands", "one of them twice", "last is free", "a constant first"]
+)
+def test_order_of_sums(kind):
+    """AddN lets its first operand change places with the first one whose memory
+    nobody else holds, which it writes over."""
+
+    def body(i, v, m, g):
+        made = [tf.exp(g * s) for s in (0.3, 0.7, 1.1)]
+        v.assign_sub(0.1 * tf.add_n(addends(kind, made)))
+
+    stock = by_hand(3, body, None)
+    ours = by_hand(3, body, STRICT)
+    assert_same(ours, stock)
+
+
+def test_sums_whose_order_is_left_to_chance_stay():
+    graph = tf1.Graph()
+    with graph.as_default():
+        out, feed = [], {}
+        for i in range(2):
+            data = [tf1.placeholder(tf.float32, [None, 3]) for _ in range(3)]
+            feed |= {x: values((4, 3), 10 * i + k) for k, x in enumerate(data)}
+            made = [tf.exp(x) for x in data]
+            ids = tf.constant([0, 2, 0, 1])
+            total = tf.math.unsorted_segment_sum(tf.add_n(made), ids, 3)
+            out += [total, tf.nn.softmax(made[0])]
+    report = check(graph, out, feed)
+    assert report.ops_after["AddN"] == 2
 
 
 def test_segment_sum_with_a_bad_id():

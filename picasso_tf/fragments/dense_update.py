@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.fragments.addition import order_of_addition
 from picasso_tf.fragments.apply_ops import APPLY_OPS, ApplyOp
 from picasso_tf.graph import GraphView, Node, Shape, Table, Tensor
 
@@ -213,7 +214,9 @@ class _Finder:
             return condition is not None and condition.op in _COMPARISONS
         if op == _COMPOSITION:
             return _is_exact(node)
-        return op in _UNARY or op in _BINARY or op in ("AddN", "Identity")
+        if op == "AddN":
+            return order_of_addition(view, node) is not None
+        return op in _UNARY or op in _BINARY or op == "Identity"
 
     def _is_counter(self, tensor: Tensor) -> bool:
         """Whether an int64 tensor is sure to be a scalar that programs know."""
@@ -565,7 +568,8 @@ class _Builder:
         elif node.attr("T") == dtypes.int64:
             result = self._line("add_count", *map(self._integer, self._inputs(node)))
         elif op == "AddN":
-            result = self._added([self._operand(tensor) for tensor in node.inputs])
+            operands = order_of_addition(self._view, node)
+            result = self._added([self._operand(tensor) for tensor in operands])
         elif op == "Const":
             result = self._name("t", (node.name, 0), (node.name, 0))
         elif op == "Identity":

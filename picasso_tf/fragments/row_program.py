@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.fragments.addition import order_of_addition
 from picasso_tf.graph import GraphView, Node, Shape, Tensor
 
 _UNARY = {"Square": "square", "Neg": "neg", "Sqrt": "sqrt"}
@@ -185,7 +186,7 @@ class RowPrograms:
             return None
         operands = tuple(node.inputs)
         if op == "AddN":
-            operands = self._in_order_of_addition(node)
+            operands = order_of_addition(view, node)
             if operands is None:
                 return None
         if op == "Sum":
@@ -225,29 +226,6 @@ class RowPrograms:
             return None
         self._kinds[node.name] = known, matrix
         return operands
-
-    def _in_order_of_addition(self, node: Node) -> tuple[Tensor, ...] | None:
-        """The operands of an AddN; None: chance decides in which order it adds.
-
-        TensorFlow's kernel writes over the first operand that nobody else holds, and
-        lets it change places with the first one.
-        """
-        operands = list(node.inputs)
-        if len(operands) < 3:
-            return tuple(operands)
-        for index, tensor in enumerate(operands):
-            if operands.count(tensor) > 1:
-                continue  # held twice
-            producer = self._view.producer(tensor)
-            if producer is None or producer.op not in _OPS | _ROW_GRADIENTS:
-                return None
-            if len(self._view.consumers(tensor)) > 1:
-                return None
-            if producer.name in self._view.preserve:
-                return None
-            operands[0], operands[index] = operands[index], operands[0]
-            break
-        return tuple(operands)
 
     def _sum(self, node: Node) -> tuple[Tensor, ...] | None:
         kind = self.kind(node.inputs[0])

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.fragments.addition import order_of_addition
 from picasso_tf.fragments.apply_ops import APPLY_OPS
 from picasso_tf.fragments.bag import BagIds, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
@@ -81,7 +82,7 @@ def match_segment_sum(view: GraphView, node: Node) -> SegmentSum | str:
         and not added.controls
         and _alone(view, node, added)
     ):
-        parts = added.inputs
+        parts = order_of_addition(view, added) or parts
     return SegmentSum(node, dtype, shape, parts, ids, tuple(controls))
 
 
