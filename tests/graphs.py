@@ -63,7 +63,7 @@ def check(
     assert_same(ours, stock)
     made = [r for r in picasso_tf.reports() if id(r) not in before and r.packs]
     counted = [p for r in made for p in r.packs if kind in (None, p.kind)]
-    assert len(counted) == packs
+    assert len(counted) == packs, [(p.kind, len(p.members)) for p in counted]
     for report in made:
         for pack in report.packs:
             assert report.executions(pack)[0] > 0, f"{pack.name} was never created"

@@ -40,7 +40,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
 # What a graph may go through that is run later, elsewhere: TensorFlow's optimizers
 # then come behind all of it. They move factors through products, and sort the inputs
 # of AddN by name: packs that take over float sums and products would round otherwise.
-PASSES_OFFLINE: tuple[type[Pass], ...] = (*PASSES, PackLateKernels)
+PASSES_OFFLINE: tuple[type[Pass], ...] = (*PASSES, PackLateKernels, OrderSums)
 
 
 def triggers_of(passes: Iterable[type[Pass]]) -> frozenset[str]:
@@ -49,11 +49,12 @@ def triggers_of(passes: Iterable[type[Pass]]) -> frozenset[str]:
 
 
 # Ops that the other passes pack. Checkpoints are restored by AssignVariableOp, too,
-# and PicassoResult only keeps a name for TensorFlow's optimizers.
-OPS_OF_THE_RUN = triggers_of(set(PASSES_AFTER) - set(PASSES_OFFLINE)) - {
-    "AssignVariableOp",
-    "PicassoResult",
-}
+# and what is packed already is only tidied up.
+OPS_OF_THE_RUN = frozenset(
+    op
+    for op in triggers_of(set(PASSES_AFTER) - set(PASSES_OFFLINE))
+    if op != "AssignVariableOp" and not op.startswith("Picasso")
+)
 
 __all__ = [
     "OPS_OF_THE_RUN",
