@@ -1,4 +1,4 @@
-# make demo | test | test-slow | build | lint | format | bench; TF chooses the TensorFlow version.
+# make demo | test | test-slow | zoo | build | lint | format | bench; TF chooses the TensorFlow version.
 TF ?= 2.21.0
 PYTHON ?= python3.11
 VENV := .venv/$(TF)
@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # and serves one file. tf_keras, Keras 2 beside Keras 3, wants tensorflow, not -cpu.
 EXTRAS := $(if $(filter 2.15.%,$(TF)),deepctr==0.9.4,tf_keras==$(basename $(TF)).*)
 
-.PHONY: demo test test-slow build lint format bench clean
+.PHONY: demo test test-slow zoo build lint format bench clean
 
 $(READY):
 	@command -v $(PYTHON) >/dev/null || { echo "picasso_tf needs $(PYTHON); set PYTHON=... to another name of it."; exit 1; }
@@ -42,6 +42,11 @@ test: build
 
 test-slow: build
 	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m slow $(PYTEST_ARGS)
+
+# All of DeepCTR's models, which needs TensorFlow 2.15.
+zoo: build
+	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m zoo $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.zoo --optimizers adam --quick --check
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
