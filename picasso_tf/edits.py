@@ -10,15 +10,8 @@ import numpy as np
 from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import dtypes, tensor_util
 
-from picasso_tf.graph import (
-    GraphView,
-    Node,
-    Shape,
-    Tensor,
-    has_effect,
-    sources_of,
-    tensor_name,
-)
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Shape, Tensor, has_effect, sources_of, tensor_name
 
 
 class Edits:

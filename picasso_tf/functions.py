@@ -9,7 +9,7 @@ from __future__ import annotations
 from tensorflow.core.framework import function_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import dtypes, op_def_registry
 
-from picasso_tf.graph import Shape
+from picasso_tf.node import Shape
 
 
 class FunctionBody:

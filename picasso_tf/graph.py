@@ -1,150 +1,37 @@
 """A read view over the nodes of a graph.
 
-Everything that touches protobuf lives here, in `edits.py` and in `functions.py`:
+Everything that touches protobuf lives here, in `node.py`, `shapes.py`, `edits.py` and
+`functions.py`:
 passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
-Tensor = tuple[str, int]  # node name, output port
-Shape = tuple[int | None, ...]  # None: a dimension that is not known
+from picasso_tf.node import (
+    FORWARDING,
+    SOURCES,
+    Node,
+    Shape,
+    Table,
+    Tensor,
+    attr_value,
+    has_effect,
+    sources_of,
+)
+from picasso_tf.shapes import Shapes
+
 # Edges that a rewrite will add: what a node is to wait for, by its name.
 Waits = Mapping[str, Collection[str]]
 
-
-class Node:
-    """One node. `inputs` are tensors, `controls` names of nodes."""
-
-    __slots__ = ("_def", "controls", "device", "index", "inputs", "name", "op")
-
-    def __init__(self, node_def: node_def_pb2.NodeDef):
-        self._def = node_def
-        self.index = -1  # in its view
-        self.name = node_def.name
-        self.op = node_def.op
-        self.device = node_def.device
-        inputs = []
-        controls = []
-        for edge in node_def.input:
-            if edge[0] == "^":
-                controls.append(edge[1:])
-            else:
-                name, colon, port = edge.partition(":")
-                inputs.append((name, int(port) if colon else 0))
-        self.inputs: tuple[Tensor, ...] = tuple(inputs)
-        self.controls: tuple[str, ...] = tuple(controls)
-
-    @property
-    def node_def(self) -> node_def_pb2.NodeDef:
-        """Not to be changed."""
-        return self._def
-
-    def attr(self, key: str, default: Any = None) -> Any:
-        """The attribute's value, or `default`.
-
-        Types come as `tf.DType`, shapes as `Shape` (None: unknown rank), tensors
-        as TensorProto. A plain read of `node.attr[key]` would add the attribute.
-        """
-        attrs = self._def.attr
-        if key not in attrs:
-            return default
-        return _attr_value(attrs[key])
-
-    def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
-        return self._def.attr.get(key)
-
-    def kind(self) -> tuple:
-        """Op, device and attributes, without what guides placing and tracing. Nodes
-        of equal kind, if without effects, give the same for the same tensors."""
-        attrs = self._def.attr.items()
-        return (
-            self.op,
-            self.device,
-            tuple(
-                (key, value.SerializeToString(deterministic=True))
-                for key, value in sorted(attrs)
-                if key not in ("_class", "_has_manual_control_dependencies")
-            ),
-        )
-
-    def __repr__(self):
-        return f"Node({self.op} {self.name!r})"
-
-
-def _attr_value(value: attr_value_pb2.AttrValue) -> Any:
-    kind = value.WhichOneof("value")
-    if kind == "list":
-        items = value.list
-        for field in ("s", "i", "f", "b", "type", "shape", "tensor"):
-            values = getattr(items, field)
-            if len(values) > 0:
-                return [_plain(field, item) for item in values]
-        return []
-    return None if kind is None else _plain(kind, getattr(value, kind))
-
-
-def _plain(kind: str, value: Any) -> Any:
-    if kind == "s":
-        return value.decode("utf-8", "replace")
-    if kind == "type":
-        return dtypes.as_dtype(value)
-    if kind == "shape":
-        if value.unknown_rank:
-            return None
-        return tuple(dim.size if dim.size >= 0 else None for dim in value.dim)
-    return value
-
-
-def tensor_name(tensor: Tensor) -> str:
-    """The spelling of a tensor in a NodeDef's inputs."""
-    name, port = tensor
-    return f"{name}:{port}" if port else name
-
-
-class Table(NamedTuple):
-    """The variable behind a resource edge."""
-
-    root: Tensor  # where the resource edge comes from: the table's identity
-    name: str  # shared name of the variable; else the root's node
-    shape: Shape | None
-    dtype: dtypes.DType | None
-
-
-# Ops whose output is their first input, as far as values go.
-FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
-_SAME_SHAPE = FORWARDING | {
-    *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
-    *("Sqrt", "Rsqrt", "Square", "Exp", "Log", "Abs", "Sign", "LogicalNot"),
-}
-_ELEMENTWISE = frozenset(
-    {
-        *("Mul", "RealDiv", "DivNoNan", "AddV2", "Sub", "Pow", "Minimum", "Maximum"),
-        *("Less", "Greater", "SelectV2", "LogicalOr", "LogicalAnd"),
-    }
-)
-_POOLED_GRADIENTS = frozenset(
-    f"SparseSegment{combiner}Grad{version}"
-    for combiner in ("Sum", "Mean", "SqrtN")
-    for version in ("", "V2")
-)
-_REDUCTIONS = frozenset({"Sum", "Mean", "Prod", "Max", "Min", "Any", "All"})
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
-
-
 # Nodes looked at before a barrier is taken as it is.
 _EFFECTS_LIMIT = 20_000
-# Stateful or not, these only name what comes from outside.
-_SOURCES = frozenset(
-    {"Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"}
-)
-
-
 _JOINS_CONTROL_FLOW = frozenset(
     {"Merge", "RefMerge", "Exit", "RefExit", "Enter", "RefEnter"}
 )
@@ -188,7 +75,7 @@ class GraphView:
         self.preserve = frozenset(preserve)
         self.keep = frozenset(keep)
         self._arg_tables = arg_tables or {}
-        self._shapes: dict[Tensor, Shape | None] = {}
+        self._shapes = Shapes(self)
         self._consumers: dict[Tensor, list[tuple[Node, int]]] = {}
         self._control_consumers: dict[str, list[Node]] = {}
         consumers, waiting = self._consumers, self._control_consumers
@@ -538,7 +425,7 @@ class GraphView:
             seen.add(node.name)
             if len(seen) > _EFFECTS_LIMIT:
                 return None
-            if node.op in _SOURCES:
+            if node.op in SOURCES:
                 continue
             # Behind these there are branches and other frames, whose nodes may not
             # be waited for from here: wait for these themselves.
@@ -674,7 +561,7 @@ class GraphView:
             if output.type_attr:
                 default = next(a for a in op_def.attr if a.name == output.type_attr)
                 # Library functions leave out what has its default value.
-                one = node.attr(output.type_attr, _attr_value(default.default_value))
+                one = node.attr(output.type_attr, attr_value(default.default_value))
             count = node.attr(output.number_attr, 0) if output.number_attr else 1
             types.extend([one] * count)
         return types[tensor[1]] if tensor[1] < len(types) else None
@@ -700,243 +587,10 @@ class GraphView:
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """What is known of a tensor's shape without running anything."""
-        if tensor in self._shapes:
-            return self._shapes[tensor]
-        self._shapes[tensor] = None  # a loop finds this
-        shape = self._infer_shape(tensor)
-        self._shapes[tensor] = shape
-        return shape
-
-    def _infer_shape(self, tensor: Tensor) -> Shape | None:
-        node = self.nodes.get(tensor[0])
-        if node is None:
-            return None
-        port = tensor[1]
-        for key in ("_output_shapes", "output_shapes"):
-            shapes = node.attr(key)
-            if shapes is not None:
-                return shapes[port] if port < len(shapes) else None
-        op = node.op
-        if op in ("Placeholder", "PlaceholderWithDefault"):
-            return node.attr("shape")
-        if node.name in self.feeds or not node.inputs:
-            if op == "Const":
-                dims = node._def.attr["value"].tensor.tensor_shape.dim
-                return tuple(dim.size for dim in dims)
-            return None
-        first = node.inputs[0]
-        if op in _SAME_SHAPE:
-            return self.shape(first)
-        if op == "ReadVariableOp":
-            return self.table(first).shape
-        if op == "ResourceGather":
-            ids, table = self.shape(node.inputs[1]), self.table(first).shape
-            if ids is None or table is None or node.attr("batch_dims", 0) != 0:
-                return None
-            return ids + table[1:]
-        if op in (
-            "SparseSegmentSum",
-            "SparseSegmentMean",
-            "SparseSegmentSqrtN",
-            "SegmentSum",
-        ):
-            rows = self.shape(first)
-            return None if rows is None else (None, *rows[1:])
-        if op == "UnsortedSegmentSum":
-            rows, ids = self.shape(first), self.shape(node.inputs[1])
-            if rows is None or ids is None:
-                return None
-            return (self.constant_int(node.inputs[2]), *rows[len(ids) :])
-        if op in _POOLED_GRADIENTS:
-            rows = self.shape(first)
-            if port == 1:
-                return (None,)
-            return None if rows is None else (None, *rows[1:])
-        if op in ("Size", "Rank"):
-            return ()
-        if op == "Unique":
-            return (None,)
-        if op == "Select":  # both have its shape
-            known = map(self.shape, node.inputs[:0:-1])
-            return next((shape for shape in known if shape is not None), None)
-        if op in _REDUCTIONS:
-            return self._reduced(node)
-        if op == "Merge" and tensor[1] == 0:
-            return _common([self.shape(each) for each in node.inputs])
-        if op == "Where":
-            of = self.shape(first)
-            return None if of is None else (None, len(of))
-        if op in ("Fill", "ScatterNd"):
-            return self._shape_value(first if op == "Fill" else node.inputs[2])
-        if op in ("Pack", "ConcatV2"):
-            return self._joined(node)
-        if op in ("Shape", "VariableShape"):
-            of = self.shape(first) if op == "Shape" else self.table(first).shape
-            return None if of is None else (len(of),)
-        if op == "GatherV2":
-            ids, table = self.shape(node.inputs[1]), self.shape(first)
-            if ids is None or table is None or node.attr("batch_dims", 0) != 0:
-                return None
-            return ids + table[1:] if self.constant_int(node.inputs[2]) == 0 else None
-        if op == "PicassoPackedLookup":
-            return self._of_packed_lookup(node, port)
-        if op == "Reshape":
-            return self._reshaped(first, node.inputs[1])
-        if op in ("ExpandDims", "Squeeze", "Split", "Unpack", "StridedSlice"):
-            shape = self.shape(first if op != "Split" else node.inputs[1])
-            return None if shape is None else self._resized(node, shape)
-        if op in _ELEMENTWISE:
-            shape = _broadcast([self.shape(operand) for operand in node.inputs])
-            return self._times_column(node) if shape is None else shape
-        return None
-
-    def _reduced(self, node: Node) -> Shape | None:
-        """Of a sum and its like over axes that are known."""
-        shape, axes = self.shape(node.inputs[0]), self.constant_ints(node.inputs[1])
-        if not shape or axes is None:
-            return shape if shape == () else None
-        gone = {axis % len(shape) for axis in axes}
-        if node.attr("keep_dims", False):
-            return tuple(1 if i in gone else size for i, size in enumerate(shape))
-        return tuple(size for i, size in enumerate(shape) if i not in gone)
-
-    def _times_column(self, node: Node) -> Shape | None:
-        """Of a matrix times or by a column, if all else is not known."""
-        if node.op in ("Mul", "DivNoNan"):
-            for rows, column in (node.inputs, node.inputs[::-1]):
-                shape = self.shape(rows)
-                if shape is not None and len(shape) == 2 and is_column(self, column):
-                    return (None, shape[1])
-        return None
-
-    def _of_packed_lookup(self, node: Node, port: int) -> Shape | None:
-        """Of an output that one lookup has for itself."""
-        members = node.attr("output_members")
-        if (
-            port >= len(members)
-            or members[port] != 1
-            or node.attr("output_stack")[port]
-        ):
-            return None
-        member = sum(members[:port])
-        declared = node.attr("member_shape")[member]
-        table = node.attr("member_table")[member]
-        bags = node.attr("bag_rows", [])
-        if declared is not None or table < 0 or (bags and bags[member] >= 0):
-            return declared
-        ids = self.shape(node.inputs[node.attr("N") + node.attr("ids_source")[member]])
-        rows = self.table(node.inputs[table]).shape
-        return None if ids is None or rows is None else ids + rows[1:]
-
-    def _reshaped(self, data: Tensor, shape: Tensor) -> Shape | None:
-        dims = self.constant_ints(shape)
-        if dims is None:
-            return self._shape_value(shape)
-        if -1 in dims:
-            known = self.shape(data)
-            if known is not None and None not in known:
-                elements = 1
-                for size in known:
-                    elements *= size
-                for size in dims:
-                    elements = elements // size if size > 0 else elements
-                dims = [elements if size == -1 else size for size in dims]
-        return tuple(size if size >= 0 else None for size in dims)
-
-    def _shape_value(self, tensor: Tensor) -> Shape | None:
-        """What is known of the shape that a vector holds, such as that of
-        tf.stack([batch, 8]) or tf.concat([shape[:1], [8]], 0)."""
-        node = self.producer(self.skip(tensor, FORWARDING | {"Cast"}))
-        if node is None:
-            return None
-        if node.op == "Const":
-            return _sizes(self.constant_ints((node.name, 0)))
-        if node.op == "Shape":
-            return self.shape(node.inputs[0])
-        if node.op == "Pack":
-            return _sizes([self.constant_int(item) for item in node.inputs])
-        if node.op == "ConcatV2":
-            parts = [self._shape_value(part) for part in node.inputs[:-1]]
-            return None if None in parts else sum(parts, ())
-        if node.op == "Slice":
-            begin, size = (self.constant_ints(edge) for edge in node.inputs[1:])
-            if begin is None or size is None or len(begin) != 1:
-                return None
-            known = self._shape_value(node.inputs[0])
-            if known is None:
-                return (None,) * size[0] if size[0] >= 0 else None
-            return known[begin[0] :][: size[0] if size[0] >= 0 else None]
-        rank = self.shape(tensor)
-        known = rank is not None and len(rank) == 1 and rank[0] is not None
-        return (None,) * rank[0] if known else None
-
-    def _joined(self, node: Node) -> Shape | None:
-        """Of scalars that are stacked, and of tensors that are concatenated."""
-        if node.op == "Pack":
-            scalars = all(self.shape(part) == () for part in node.inputs)
-            return (len(node.inputs),) if scalars else None
-        shapes = [self.shape(part) for part in node.inputs[:-1]]
-        axis, common = self.constant_int(node.inputs[-1]), _common(shapes)
-        if axis is None or common is None or not -len(common) <= axis < len(common):
-            return None
-        axis %= len(common)
-        sizes = [shape[axis] for shape in shapes]
-        joined = None if None in sizes else sum(sizes)
-        return (*common[:axis], joined, *common[axis + 1 :])
-
-    def _cut_vector(self, node: Node, size: int | None) -> Shape | None:
-        """Of x[a:b:c] of a vector, or of x[a]."""
-        if node.attr("shrink_axis_mask", 0) == 1:
-            return ()
-        edges = [self.constant_int(edge) for edge in node.inputs[1:]]
-        if node.attr("new_axis_mask", 0) or node.attr("ellipsis_mask", 0):
-            return None
-        if None in (size, *edges) or edges[2] == 0:
-            return (None,)
-        begin = None if node.attr("begin_mask", 0) & 1 else edges[0]
-        end = None if node.attr("end_mask", 0) & 1 else edges[1]
-        return (len(range(size)[begin : end : edges[2]]),)
-
-    def _resized(self, node: Node, shape: Shape) -> Shape | None:
-        if node.op == "ExpandDims":
-            axis = self.constant_int(node.inputs[1])
-            if axis is None:
-                return None
-            axis = axis if axis >= 0 else axis + len(shape) + 1
-            return (*shape[:axis], 1, *shape[axis:])
-        if node.op == "Squeeze":
-            axes = node.attr("squeeze_dims") or []
-            if not axes:
-                if None in shape:
-                    return None
-                return tuple(size for size in shape if size != 1)
-            drop = {axis % len(shape) for axis in axes}
-            return tuple(size for axis, size in enumerate(shape) if axis not in drop)
-        if node.op == "Unpack":
-            axis = node.attr("axis", 0) % len(shape)
-            return shape[:axis] + shape[axis + 1 :]
-        if node.op == "Split":
-            axis = self.constant_int(node.inputs[0])
-            if axis is None:
-                return None
-            axis %= len(shape)
-            size = shape[axis]
-            part = None if size is None else size // node.attr("num_split", 1)
-            return (*shape[:axis], part, *shape[axis + 1 :])
-        if len(shape) == 1:
-            return self._cut_vector(node, shape[0])
-        columns = column_slice(self, node)
-        if columns is None:
-            return None
-        _, width, squeezed = columns
-        return shape[:1] if squeezed else (shape[0], width)
+        return self._shapes.of(tensor)
 
     def is_scalar(self, tensor: Tensor) -> bool:
         return self.shape(tensor) == ()
-
-
-def _sizes(values: Sequence[int | None]) -> Shape:
-    return tuple(size if size is None or size >= 0 else None for size in values)
 
 
 def _bookkeeping(node: Node) -> Sequence[Tensor]:
@@ -944,150 +598,6 @@ def _bookkeeping(node: Node) -> Sequence[Tensor]:
     if node.op == "Pack":
         return ()
     return node.inputs[-1:] if node.op == "ConcatV2" else node.inputs[1:]
-
-
-def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
-    """Of an elementwise op on operands of these shapes."""
-    if None in shapes:
-        return None
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    result = []
-    for sizes in zip(*padded, strict=True):
-        wide = {size for size in sizes if size != 1}
-        known = wide - {None}
-        # A size that is not known is one, or that of the others.
-        result.append(next(iter(known)) if known else None if wide else 1)
-    return tuple(result)
-
-
-def _common(shapes: Sequence[Shape | None]) -> Shape | None:
-    """What is known of a tensor that has one of these shapes."""
-    if None in shapes or len(set(map(len, shapes))) != 1:
-        return None
-    return tuple(
-        sizes[0] if len(set(sizes)) == 1 else None
-        for sizes in zip(*shapes, strict=True)
-    )
-
-
-def keeps_order(view: GraphView, node: Node) -> bool:
-    """Whether a node renames dimensions and is sure to succeed in that."""
-    if node.op != "Squeeze":
-        return node.op in ("Reshape", "ExpandDims")
-    shape = view.shape(node.inputs[0])
-    axes = node.attr("squeeze_dims") or []
-    return shape is not None and all(
-        -len(shape) <= axis < len(shape) and shape[axis] == 1 for axis in axes
-    )
-
-
-def column_of(view: GraphView, reshape: Node) -> Tensor | None:
-    """The vector of which a Reshape makes a column, [n, 1]."""
-    if reshape.op != "Reshape":
-        return None
-    shape = view.constant_ints(reshape.inputs[1])
-    if shape is not None:
-        return reshape.inputs[0] if len(shape) == 2 and shape[1] == 1 else None
-    concat = view.producer(reshape.inputs[1])
-    if concat is None or concat.op != "ConcatV2" or len(concat.inputs) != 3:
-        return None
-    length = view.producer(concat.inputs[0])
-    if length is None or length.op != "Shape":
-        return None
-    vector = view.skip(reshape.inputs[0], FORWARDING)
-    if view.skip(length.inputs[0], FORWARDING) != vector:
-        return None
-    return reshape.inputs[0] if _is_a_one(view, concat.inputs[1]) else None
-
-
-def ones_of(view: GraphView, reshape: Node) -> Tensor | None:
-    """What makes the result of such a Reshape a column, unless it is constant."""
-    concat = view.producer(reshape.inputs[1])
-    if concat is None or concat.op != "ConcatV2":
-        return None
-    return None if view.constant(concat.inputs[1]) is not None else concat.inputs[1]
-
-
-def is_column(view: GraphView, tensor: Tensor) -> bool:
-    """Whether a tensor is such a column, or sums or powers of its elements."""
-    node = view.producer(view.skip(tensor, FORWARDING))
-    while node is not None and node.op in ("Sqrt", "SegmentSum", "Pow", "Square"):
-        node = view.producer(view.skip(node.inputs[0], FORWARDING))
-    return node is not None and column_of(view, node) is not None
-
-
-def _is_a_one(view: GraphView, tensor: Tensor) -> bool:
-    """Whether a tensor is [1], be it by way of ones([rank of a matrix - 1])."""
-    known = view.constant_ints(tensor)
-    if known is not None:
-        return known == [1]
-    fill = view.producer(tensor)
-    if fill is None or fill.op != "Fill" or view.constant_int(fill.inputs[1]) != 1:
-        return False
-    known = view.constant_ints(fill.inputs[0])
-    if known is not None:
-        return known == [1]
-    length = view.producer(fill.inputs[0])
-    if length is None or length.op != "ExpandDims":
-        return False
-    known = view.constant_int(length.inputs[0])
-    if known is not None:
-        return known == 1
-    sub = view.producer(length.inputs[0])
-    if sub is None or sub.op != "Sub":
-        return False
-    rank, one = (view.constant_int(edge) for edge in sub.inputs)
-    return rank == 2 and one == 1
-
-
-def column_slice(view: GraphView, node: Node) -> tuple[int, int, bool] | None:
-    """(first column, columns, whether the axis is dropped) of x[:, a:b].
-
-    For a StridedSlice of a tensor whose static rank is 2; None for all others.
-    """
-    shape = view.shape(node.inputs[0])
-    if shape is None or len(shape) != 2:
-        return None
-    begin, end, strides = (view.constant_ints(edge) for edge in node.inputs[1:4])
-    if begin is None or end is None or strides is None or len(begin) != 2:
-        return None
-    rows_whole = (
-        node.attr("begin_mask", 0) & 1 and node.attr("end_mask", 0) & 1
-    ) or node.attr("ellipsis_mask", 0) == 1
-    if (
-        not rows_whole
-        or strides != [1, 1]
-        or node.attr("new_axis_mask", 0)
-        or node.attr("ellipsis_mask", 0) not in (0, 1)
-        or node.attr("shrink_axis_mask", 0) not in (0, 2)
-    ):
-        return None
-    squeezed = node.attr("shrink_axis_mask", 0) == 2
-    columns = shape[1]
-    first = 0 if node.attr("begin_mask", 0) & 2 else begin[1]
-    if first < 0:
-        if columns is None:
-            return None
-        first += columns
-    if squeezed:
-        return (first, 1, True) if first >= 0 else None
-    last = columns if node.attr("end_mask", 0) & 2 else end[1]
-    if last is None:
-        return None
-    if last < 0:
-        if columns is None:
-            return None
-        last += columns
-    if columns is None:
-        return None  # fewer columns would not be an error, but a shorter slice
-    last = min(last, columns)
-    return (first, last - first, False) if 0 <= first < last else None
-
-
-def sources_of(node: Node) -> list[str]:
-    """Names of the nodes that a node reads or waits for, with repetitions."""
-    return [*(name for name, _ in node.inputs), *node.controls]
 
 
 def prune(node_defs, roots: Iterable[str]) -> list[Node]:
@@ -1151,17 +661,3 @@ def _on_cycles(units: set[int], followers: Sequence[list[int]]) -> set[int]:
                     if len(component) > 1:
                         found.update(component)
     return found
-
-
-_effects: dict[str, bool] = dict.fromkeys(_SOURCES, True)
-
-
-def has_effect(op: str) -> bool:
-    """Whether a node may not vanish although nobody reads it."""
-    known = _effects.get(op)
-    if known is None:
-        op_def = op_def_registry.get(op)
-        if op_def is None:
-            return True  # a call of a library function, or an op to be registered yet
-        known = _effects[op] = op_def.is_stateful
-    return known

@@ -14,7 +14,8 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
-from picasso_tf.graph import GraphView, Node, prune
+from picasso_tf.graph import GraphView, prune
+from picasso_tf.node import Node
 from picasso_tf.options import Options
 from picasso_tf.passes import (
     OPS_OF_THE_RUN,

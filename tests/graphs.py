@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import picasso_tf
-from picasso_tf.graph import Node, tensor_name
+from picasso_tf.node import Node, tensor_name
 
 tf1 = tf.compat.v1
 STRICT = picasso_tf.Options(strict=True)

@@ -103,7 +103,7 @@ std::string NodeName(const std::string& tensor) {
 }
 
 // Whether a node may not vanish although nobody reads it; functions that are
-// called are not known here. As has_effect of picasso_tf/graph.py.
+// called are not known here. As has_effect of picasso_tf/node.py.
 bool HasEffect(const std::string& op) {
   static const auto* sources = new std::set<std::string>{
       "Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval"};

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 
 # Give out memory that nobody else holds: new, or that of an input that is theirs.
 _FRESH = frozenset(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from picasso_tf.graph import GraphView, Node
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node
 
 # (instruction, operands...) -> its result
 Line = Callable[..., str]

@@ -13,7 +13,8 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
-from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 
 # The pooling ops, and the combiner of each.
 POOL_OPS = {

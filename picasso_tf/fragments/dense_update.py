@@ -11,7 +11,8 @@ from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.addition import order_of_addition
 from picasso_tf.fragments.apply_ops import APPLY_OPS, ApplyOp
-from picasso_tf.graph import GraphView, Node, Shape, Table, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Shape, Table, Tensor
 
 ASSIGN_OPS = {
     "AssignVariableOp": "assign",

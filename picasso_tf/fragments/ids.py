@@ -11,16 +11,9 @@ import enum
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.graph import (
-    FORWARDING,
-    GraphView,
-    Node,
-    Shape,
-    Table,
-    Tensor,
-    column_slice,
-    keeps_order,
-)
+from picasso_tf.columns import column_slice, keeps_order
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Shape, Table, Tensor
 
 _INT_TYPES = (dtypes.int32, dtypes.int64)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Shape, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Shape, Tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 
 # Beyond these, the packed op has no kernel.
 _SPARSE_TYPES = ("string", "int32", "int64", "float32", "float64")

@@ -22,7 +22,8 @@ from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
 from picasso_tf.fragments.value_read import ValueRead, match_read
 from picasso_tf.fragments.weighted_bag import WEIGHTED_POOL_OPS, match_weighted_bag
-from picasso_tf.graph import GraphView, Node, Table, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Table, Tensor
 
 LOOKUP_OPS = ("ResourceGather", "GatherV2")
 POOLED_OPS = (*POOL_OPS, *WEIGHTED_POOL_OPS)

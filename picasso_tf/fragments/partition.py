@@ -12,7 +12,8 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 
 STITCH_OPS = ("ParallelDynamicStitch", "DynamicStitch")
 _SELECT_OPS = ("Select", "SelectV2")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.fragments.addition import order_of_addition
-from picasso_tf.graph import GraphView, Node, Shape, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Shape, Tensor
 
 _UNARY = {"Square": "square", "Neg": "neg", "Sqrt": "sqrt"}
 _BINARY = {

@@ -14,7 +14,8 @@ from picasso_tf.fragments.bag import BagIds, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.sparse_update import find_grad
 from picasso_tf.fragments.weighted_bag import match_weighted_bag_grad
-from picasso_tf.graph import GraphView, Node, Shape, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Shape, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
 _ID_TYPES = frozenset({dtypes.int32, dtypes.int64})

@@ -7,12 +7,14 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.columns import keeps_order
 from picasso_tf.fragments.bag import BagGrad, BagIds, is_tiled, match_bag_grad
 from picasso_tf.fragments.ids import Ids, find_ids
 from picasso_tf.fragments.join import Slice, match_slice
 from picasso_tf.fragments.partition import IdsOfPart, PartGrad, match_part_grad
 from picasso_tf.fragments.weighted_bag import match_weighted_bag_grad
-from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor, keeps_order
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Table, Tensor
 
 
 @dataclasses.dataclass(frozen=True)

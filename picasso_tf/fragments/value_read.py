@@ -12,7 +12,8 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.graph import FORWARDING, GraphView, Node, Table, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Table, Tensor
 
 _REF_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 _CONTROL_FLOW = frozenset(

@@ -17,6 +17,7 @@ import itertools
 
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.columns import column_of, is_column, ones_of
 from picasso_tf.fragments.bag import (
     COMBINERS,
     Bag,
@@ -30,15 +31,8 @@ from picasso_tf.fragments.bag import (
     unshaped,
 )
 from picasso_tf.fragments.partition import STITCH_OPS, Stitched, match_stitched
-from picasso_tf.graph import (
-    FORWARDING,
-    GraphView,
-    Node,
-    Tensor,
-    column_of,
-    is_column,
-    ones_of,
-)
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 
 # One in each weighted bag.
 WEIGHTED_POOL_OPS = ("SegmentSum",)

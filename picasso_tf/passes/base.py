@@ -14,7 +14,8 @@ from picasso_tf.edits import Edits
 from picasso_tf.fragments.bag import BagIds
 from picasso_tf.fragments.ids import Ids
 from picasso_tf.fragments.partition import Partition
-from picasso_tf.graph import GraphView, Node, Shape, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Shape, Tensor
 from picasso_tf.options import Options
 from picasso_tf.report import Pack, Skipped
 

@@ -8,7 +8,8 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 from picasso_tf.edits import Edits
-from picasso_tf.graph import GraphView, Node, Tensor, has_effect
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Tensor, has_effect
 from picasso_tf.passes.base import Pass, PassResult
 
 _CONTROL_FLOW = frozenset(

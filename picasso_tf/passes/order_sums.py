@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from picasso_tf.edits import Edits
-from picasso_tf.graph import FORWARDING, GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Tensor
 from picasso_tf.passes.base import Pass, PassResult
 
 # What gives out the memory that it was given.

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 from picasso_tf.edits import Edits, ShapeAttr
-from picasso_tf.graph import GraphView, Node
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node
 from picasso_tf.passes.base import Pass, PassResult, add_pack
 
 

@@ -18,7 +18,8 @@ from tensorflow.python.framework import tensor_util
 from picasso_tf.edits import Edits
 from picasso_tf.fragments import kernels
 from picasso_tf.fragments.kernels import Kernel
-from picasso_tf.graph import GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Tensor
 from picasso_tf.passes.base import Pass, PassResult, add_pack, group
 from picasso_tf.report import Pack
 

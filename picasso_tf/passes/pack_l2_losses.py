@@ -9,7 +9,8 @@ from typing import ClassVar
 from tensorflow.python.framework import dtypes
 
 from picasso_tf.edits import Edits
-from picasso_tf.graph import GraphView, Node, Tensor
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, Tensor
 from picasso_tf.passes.base import InputList, Pass, PassResult, add_pack, cut, group
 from picasso_tf.report import Pack
 

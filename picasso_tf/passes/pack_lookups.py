@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from tensorflow.python.framework import dtypes
 
+from picasso_tf.columns import keeps_order
 from picasso_tf.edits import Edits, ShapeAttr
 from picasso_tf.fragments.join import Join, match_join
 from picasso_tf.fragments.lookup import (
@@ -27,14 +28,8 @@ from picasso_tf.fragments.lookup import (
     match_pooled,
 )
 from picasso_tf.fragments.partition import STITCH_OPS
-from picasso_tf.graph import (
-    FORWARDING,
-    GraphView,
-    Node,
-    Shape,
-    Tensor,
-    keeps_order,
-)
+from picasso_tf.graph import GraphView
+from picasso_tf.node import FORWARDING, Node, Shape, Tensor
 from picasso_tf.passes.base import (
     BagAttrs,
     IdsAttrs,

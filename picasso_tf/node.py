@@ -1,0 +1,134 @@
+"""Nodes of a graph, and tensors as `(name, port)` pairs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.framework import dtypes, op_def_registry
+
+Tensor = tuple[str, int]  # node name, output port
+Shape = tuple[int | None, ...]  # None: a dimension that is not known
+
+
+class Node:
+    """One node. `inputs` are tensors, `controls` names of nodes."""
+
+    __slots__ = ("_def", "controls", "device", "index", "inputs", "name", "op")
+
+    def __init__(self, node_def: node_def_pb2.NodeDef):
+        self._def = node_def
+        self.index = -1  # in its view
+        self.name = node_def.name
+        self.op = node_def.op
+        self.device = node_def.device
+        inputs = []
+        controls = []
+        for edge in node_def.input:
+            if edge[0] == "^":
+                controls.append(edge[1:])
+            else:
+                name, colon, port = edge.partition(":")
+                inputs.append((name, int(port) if colon else 0))
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        self.controls: tuple[str, ...] = tuple(controls)
+
+    @property
+    def node_def(self) -> node_def_pb2.NodeDef:
+        """Not to be changed."""
+        return self._def
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """The attribute's value, or `default`.
+
+        Types come as `tf.DType`, shapes as `Shape` (None: unknown rank), tensors
+        as TensorProto. A plain read of `node.attr[key]` would add the attribute.
+        """
+        attrs = self._def.attr
+        if key not in attrs:
+            return default
+        return attr_value(attrs[key])
+
+    def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
+        return self._def.attr.get(key)
+
+    def kind(self) -> tuple:
+        """Op, device and attributes, without what guides placing and tracing. Nodes
+        of equal kind, if without effects, give the same for the same tensors."""
+        attrs = self._def.attr.items()
+        return (
+            self.op,
+            self.device,
+            tuple(
+                (key, value.SerializeToString(deterministic=True))
+                for key, value in sorted(attrs)
+                if key not in ("_class", "_has_manual_control_dependencies")
+            ),
+        )
+
+    def __repr__(self):
+        return f"Node({self.op} {self.name!r})"
+
+
+def attr_value(value: attr_value_pb2.AttrValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "list":
+        items = value.list
+        for field in ("s", "i", "f", "b", "type", "shape", "tensor"):
+            values = getattr(items, field)
+            if len(values) > 0:
+                return [_plain(field, item) for item in values]
+        return []
+    return None if kind is None else _plain(kind, getattr(value, kind))
+
+
+def _plain(kind: str, value: Any) -> Any:
+    if kind == "s":
+        return value.decode("utf-8", "replace")
+    if kind == "type":
+        return dtypes.as_dtype(value)
+    if kind == "shape":
+        if value.unknown_rank:
+            return None
+        return tuple(dim.size if dim.size >= 0 else None for dim in value.dim)
+    return value
+
+
+def tensor_name(tensor: Tensor) -> str:
+    """The spelling of a tensor in a NodeDef's inputs."""
+    name, port = tensor
+    return f"{name}:{port}" if port else name
+
+
+class Table(NamedTuple):
+    """The variable behind a resource edge."""
+
+    root: Tensor  # where the resource edge comes from: the table's identity
+    name: str  # shared name of the variable; else the root's node
+    shape: Shape | None
+    dtype: dtypes.DType | None
+
+
+def sources_of(node: Node) -> list[str]:
+    """Names of the nodes that a node reads or waits for, with repetitions."""
+    return [*(name for name, _ in node.inputs), *node.controls]
+
+
+# Ops whose output is their first input, as far as values go.
+FORWARDING = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
+# Stateful or not, these only name what comes from outside.
+SOURCES = frozenset(
+    {"Placeholder", "PlaceholderWithDefault", "_Arg", "_Retval", "VarHandleOp"}
+)
+_effects: dict[str, bool] = dict.fromkeys(SOURCES, True)
+
+
+def has_effect(op: str) -> bool:
+    """Whether a node may not vanish although nobody reads it."""
+    known = _effects.get(op)
+    if known is None:
+        op_def = op_def_registry.get(op)
+        if op_def is None:
+            return True  # a call of a library function, or an op to be registered yet
+        known = _effects[op] = op_def.is_stateful
+    return known
