@@ -1,8 +1,8 @@
 """A read view over the nodes of a graph.
 
 Everything that touches protobuf lives here, in `node.py`, `shapes.py`, `edits.py` and
-`functions.py`:
-passes and fragments see `Node`s, tensors as `(name, port)` pairs, and plain values.
+`functions.py`: passes and fragments see `Node`s, tensors as `(name, port)` pairs, and
+plain values.
 """
 
 from __future__ import annotations
