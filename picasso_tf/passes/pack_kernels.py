@@ -16,7 +16,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import tensor_util
 
 from picasso_tf.edits import Edits
-from picasso_tf.fragments import kernels
+from picasso_tf.fragments import bag_kernels, kernels
+from picasso_tf.fragments.bag import POOL_GRAD_OPS, POOL_OPS
 from picasso_tf.fragments.kernels import Kernel
 from picasso_tf.graph import GraphView, Node, Tensor
 from picasso_tf.passes.base import Pass, PassResult, add_pack, group
@@ -91,6 +92,23 @@ def _cross_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
     return types | values | {"K": len(members) * agreed["sparse_columns"]}
 
 
+def _keep_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    agreed = dict(members[0].agree)
+    compares = bool(agreed["comparison"])
+    return {
+        "T": [dtype for dtype in agreed["T"] for _ in members],
+        "B": len(members) if compares else 0,
+    }
+
+
+def _pool_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    weighted = "Tweights" in dict(members[0].agree)
+    return {
+        "combiner": [member.each[0] for member in members],
+        "W": len(members) if weighted else 0,
+    }
+
+
 def _no_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
     return {}
 
@@ -154,7 +172,7 @@ KINDS: tuple[Kind, ...] = (
     ),
 )
 
-# A packed lookup does its own SparseReshape, if it finds it.
+# A packed lookup prepares its own ids, where it pools.
 LATE_KINDS: tuple[Kind, ...] = (
     Kind(
         "sparse_reshape",
@@ -162,6 +180,59 @@ LATE_KINDS: tuple[Kind, ...] = (
         kernels.match_sparse_reshape,
         "PicassoPackedSparseReshape",
         _no_attrs,
+    ),
+    Kind(
+        "filter",
+        ("Where",),
+        bag_kernels.match_keep,
+        "PicassoPackedKeep",
+        _keep_attrs,
+    ),
+    Kind(
+        "row_fill",
+        ("SparseFillEmptyRows",),
+        bag_kernels.match_fill_empty_rows,
+        "PicassoPackedFillEmptyRows",
+        _no_attrs,
+    ),
+    Kind(
+        "unique",
+        ("Unique",),
+        bag_kernels.match_unique,
+        "PicassoPackedUnique",
+        _no_attrs,
+    ),
+)
+
+# These sum floats, and so come behind TensorFlow's optimizers.
+POOL_KINDS: tuple[Kind, ...] = (
+    Kind(
+        "pooling",
+        tuple(POOL_OPS),
+        bag_kernels.match_pool,
+        "PicassoPackedPool",
+        _pool_attrs,
+    ),
+    Kind(
+        "pooling_gradient",
+        tuple(POOL_GRAD_OPS),
+        bag_kernels.match_pool_grad,
+        "PicassoPackedPoolGrad",
+        _pool_attrs,
+    ),
+    Kind(
+        "weighted_pooling",
+        ("SegmentSum",),
+        bag_kernels.match_weighted_pool,
+        "PicassoPackedPool",
+        _pool_attrs,
+    ),
+    Kind(
+        "weighted_pooling_gradient",
+        ("UnsortedSegmentSum",),
+        bag_kernels.match_weighted_pool_grad,
+        "PicassoPackedPoolGrad",
+        _pool_attrs,
     ),
 )
 
@@ -229,6 +300,15 @@ class PackLateKernels(PackKernels):
     name: ClassVar[str] = "pack_late_kernels"
     kinds: ClassVar[tuple[Kind, ...]] = LATE_KINDS
     triggers: ClassVar[tuple[str, ...]] = _anchors(LATE_KINDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackPools(PackKernels):
+    """The same for the pooling of rows that no packed lookup pools, as clipped ones."""
+
+    name: ClassVar[str] = "pack_pools"
+    kinds: ClassVar[tuple[Kind, ...]] = POOL_KINDS
+    triggers: ClassVar[tuple[str, ...]] = _anchors(POOL_KINDS)
 
 
 def _skip_lone(entry: tuple[Kind, Kernel], result: PassResult) -> None:
