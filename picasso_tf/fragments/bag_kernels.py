@@ -218,7 +218,7 @@ def _counted(view: GraphView, count: Tensor, device: str) -> Tensor | None:
 def match_weighted_pool(view: GraphView, total: Node) -> Kernel | str | None:
     """The weighted sum of rows by bag, and its quotient; see weighted_bag.py."""
     device = total.device
-    mul = view.movable(total.inputs[0], device)
+    mul = view.movable(total.inputs[0], device, bookkeeping=False)
     if mul is None or mul.op != "Mul":
         return None
     for product in products(view, mul, device):
@@ -285,10 +285,12 @@ def match_weighted_pool_grad(view: GraphView, total: Node) -> Kernel | str | Non
         return None
     barriers: list[str] = []
     rows = unreduced(view, total.inputs[0], device, barriers)
-    mul = view.movable(rows, device)
+    # Either factor may be the gradient, and that may be held back.
+    mul = view.movable(rows, device, bookkeeping=False)
     half = mul is not None and narrows(mul)
     if half:
-        mul = view.movable(unreduced(view, mul.inputs[0], device, barriers), device)
+        rows = unreduced(view, mul.inputs[0], device, barriers)
+        mul = view.movable(rows, device, bookkeeping=False)
     if mul is None or mul.op != "Mul":
         return None
     for product in products(view, mul, device):

@@ -51,11 +51,12 @@ def triggers_of(passes: Iterable[type[Pass]]) -> frozenset[str]:
 
 
 # Ops that the other passes pack. Checkpoints are restored by AssignVariableOp, too,
-# and PicassoResult only keeps a name for TensorFlow's optimizers.
-OPS_OF_THE_RUN = triggers_of(set(PASSES_AFTER) - set(PASSES_OFFLINE)) - {
-    "AssignVariableOp",
-    "PicassoResult",
-}
+# and what is packed is left to nobody.
+OPS_OF_THE_RUN = frozenset(
+    op
+    for op in triggers_of(set(PASSES_AFTER) - set(PASSES_OFFLINE))
+    if op != "AssignVariableOp" and not op.startswith("Picasso")
+)
 
 __all__ = [
     "OPS_OF_THE_RUN",

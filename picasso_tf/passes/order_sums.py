@@ -32,6 +32,8 @@ class OrderSums(Pass):
     triggers: ClassVar[tuple[str, ...]] = (
         "PicassoPackedLookup",
         "PicassoPackedSegmentSum",
+        "PicassoPackedPool",
+        "PicassoPackedPoolGrad",
     )
 
     def run(self, view: GraphView) -> PassResult:

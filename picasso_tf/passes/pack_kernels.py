@@ -285,6 +285,8 @@ class PackKernels(Pass):
                 result.skip(node, "excluded by Options.exclude")
             elif "GPU" in node.device.upper():
                 result.skip(node, "on a GPU")
+            elif _is_fetched_in_part(view, kernel):
+                result.skip(node, "it is fetched or fed, and has several outputs")
             elif not _keeps_guard(view, kernel):
                 result.skip(node, "its input comes from another branch")
             else:
@@ -353,6 +355,12 @@ def _grouped(
             _skip_lone(entry, result)
         alone = {kernel.node.name for _, kernel in lone}
         found = [entry for entry in found if entry[1].node.name not in alone]
+
+
+def _is_fetched_in_part(view: GraphView, kernel: Kernel) -> bool:
+    """Whether an Identity would stand for more than one output of a node."""
+    ports = [name for tensors in kernel.outputs for name, port in tensors if port]
+    return any(name in view.preserve for name in ports)
 
 
 def _keeps_guard(view: GraphView, kernel: Kernel) -> bool:
