@@ -223,6 +223,9 @@ class PackedKeepOp : public PackedKernel {
 
   Status Find(OpKernelContext* ctx, int m, std::vector<int64_t>* places) const {
     const Tensor& tested = ctx->input(m);
+    if (tested.dims() == 0) {
+      return errors::InvalidArgument("WhereOp : Unhandled input dimensions: 0");
+    }
     const T* const values = tested.flat<T>().data();
     const int64_t size = tested.NumElements();
     T bound(0);

@@ -349,6 +349,10 @@ def products(view: GraphView, mul: Node, device: str):
     for position in (0, 1):
         matrix = mul.inputs[1 - position]
         reshape = view.movable(matrix, device)
+        outer = None
+        if reshape is not None and _casts_weights(reshape):
+            # TensorFlow's optimizers may have changed their order.
+            outer, reshape = reshape, view.movable(reshape.inputs[0], device)
         if reshape is None:
             continue
         weights = column_of(view, reshape)
@@ -357,16 +361,19 @@ def products(view: GraphView, mul: Node, device: str):
         dtype = reshape.attr("T")
         weights = view.skip(weights, FORWARDING)
         cast = view.movable(weights, device)
-        if (
-            cast is not None
-            and cast.op == "Cast"
-            and cast.attr("SrcT") in _WEIGHT_TYPES
-            and not cast.attr("Truncate", False)
-        ):
+        if outer is None and cast is not None and _casts_weights(cast):
             weights, dtype = cast.inputs[0], cast.attr("SrcT")
         if dtype in _WEIGHT_TYPES:
             found = Weights(weights, dtype, ones_of(view, reshape))
             yield _Product(mul.inputs[position], matrix, found)
+
+
+def _casts_weights(node: Node) -> bool:
+    return (
+        node.op == "Cast"
+        and node.attr("SrcT") in _WEIGHT_TYPES
+        and not node.attr("Truncate", False)
+    )
 
 
 def _gathers_rows(view: GraphView, node: Node) -> bool:
