@@ -34,8 +34,9 @@ def column_of(view: GraphView, reshape: Node) -> Tensor | None:
     length = view.producer(concat.inputs[0])
     if length is None or length.op != "Shape":
         return None
-    vector = view.skip(reshape.inputs[0], FORWARDING)
-    if view.skip(length.inputs[0], FORWARDING) != vector:
+    same_shape = FORWARDING | {"Cast"}
+    vector = view.skip(reshape.inputs[0], same_shape)
+    if view.skip(length.inputs[0], same_shape) != vector:
         return None
     return reshape.inputs[0] if _is_a_one(view, concat.inputs[1]) else None
 
@@ -51,7 +52,8 @@ def ones_of(view: GraphView, reshape: Node) -> Tensor | None:
 def is_column(view: GraphView, tensor: Tensor) -> bool:
     """Whether a tensor is such a column, or sums or powers of its elements."""
     node = view.producer(view.skip(tensor, FORWARDING))
-    while node is not None and node.op in ("Sqrt", "SegmentSum", "Pow", "Square"):
+    steps = ("Sqrt", "SegmentSum", "Pow", "Square", "Cast")
+    while node is not None and node.op in steps:
         node = view.producer(view.skip(node.inputs[0], FORWARDING))
     return node is not None and column_of(view, node) is not None
 

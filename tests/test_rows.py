@@ -95,6 +95,23 @@ def test_bags(weighted, combiner, optimizer):
     assert_packed(report, 2, 3)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_one_column(weighted, combiner, optimizer):
+    """There, TensorFlow leaves out the sums over a row that gradients have."""
+
+    def build():
+        rng = np.random.default_rng(1)
+        bags = [bag(t, rng, weighted, True, combiner) for t in tables((1, 1, 1))]
+        fetches = train([rows for rows, _ in bags], optimizer)
+        return fetches, merged([feeds for _, feeds in bags]) * 2
+
+    report = check(case_of(build))
+    # Of weighted bags, the gradient is in two steps.
+    assert_packed(report, 3 if weighted else 2, 3)
+
+
 @pytest.mark.parametrize("norm", [1e-3, 1.0, 100.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_types_and_norms(dtype, norm):

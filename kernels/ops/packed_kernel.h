@@ -37,6 +37,26 @@ class PackedKernel : public tensorflow::OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
+// Runs body(m) for each member, and tells the first error.
+template <typename Body>
+tensorflow::Status ForMembers(tensorflow::OpKernelContext* ctx, int count,
+                              int64_t cost, const Body& body) {
+  std::vector<tensorflow::Status> results(count);
+  PoolOf(ctx)(count, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) results[m] = body(m);
+  });
+  for (const tensorflow::Status& result : results) TF_RETURN_IF_ERROR(result);
+  return tensorflow::OkStatus();
+}
+
+// Of `count` inputs.
+inline int64_t MeanElements(tensorflow::OpKernelContext* ctx, int first,
+                            int count) {
+  int64_t total = 0;
+  for (int m = 0; m < count; ++m) total += ctx->input(first + m).NumElements();
+  return total / count;
+}
+
 // For packs of one input and one output of the same shape per member:
 // body(member, in, out, begin, end) over all elements.
 template <typename In, typename Out, typename Body>

@@ -23,28 +23,6 @@ using tensorflow::TensorShapeUtils;
 using tensorflow::tstring;
 namespace errors = tensorflow::errors;
 
-namespace {
-
-// Runs body(m) for each member, and tells the first error.
-template <typename Body>
-Status ForMembers(OpKernelContext* ctx, int count, int64_t cost,
-                  const Body& body) {
-  std::vector<Status> results(count);
-  PoolOf(ctx)(count, cost, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) results[m] = body(m);
-  });
-  for (const Status& result : results) TF_RETURN_IF_ERROR(result);
-  return tensorflow::OkStatus();
-}
-
-int64_t MeanElements(OpKernelContext* ctx, int first, int count) {
-  int64_t total = 0;
-  for (int m = 0; m < count; ++m) total += ctx->input(first + m).NumElements();
-  return total / count;
-}
-
-}  // namespace
-
 // -- SparseReshape ------------------------------------------------------------
 
 class PackedSparseReshapeOp : public PackedKernel {

@@ -96,7 +96,7 @@ def find_bag_ids(
 
     `weights` are those of `ids`, as they come to the pooling.
     """
-    indices = _indices_of(view, segments, device)
+    indices = indices_of(view, segments, device)
     if indices is None:
         rows_type = view.dtype(segments) or dtypes.int64
         found = find_ids(view, ids, index_type, device, flat=True)
@@ -110,7 +110,7 @@ def find_bag_ids(
     return BagIds(found, rows_dtype=dtypes.int64, **fields)
 
 
-def _indices_of(view: GraphView, segments: Tensor, device: str) -> Tensor | None:
+def indices_of(view: GraphView, segments: Tensor, device: str) -> Tensor | None:
     """The matrix whose first column the segment ids are: indices[:, 0]."""
     node = view.movable(segments, device)
     while node is not None and (node.op in FORWARDING or _narrows(node)):

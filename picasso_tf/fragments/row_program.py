@@ -86,6 +86,7 @@ class RowPrograms:
     Elementwise nodes that follow from one matrix of rows belong to one program, as
     far as nothing else comes between them; what later programs alone need, goes to
     these. A program has at least one sum over rows: without, it would be anything.
+    Of rows of one column, one of the programs has.
     """
 
     def __init__(self, view: GraphView):
@@ -222,6 +223,9 @@ class RowPrograms:
             compares = producer is not None and producer.op in _COMPARISONS
             if compares != (op in _SELECTS and position == 0):
                 return None
+        if self._bases[known][-1] == 1:
+            # Rows look like sums of rows; TensorFlow then leaves out the sums.
+            kinds = {kind is not None for kind in kinds}
         # These do not broadcast.
         if op in ("AddN", "Select", "SqrtGrad") and len(kinds) != 1:
             return None
@@ -420,10 +424,12 @@ class RowPrograms:
             if kind is not None and not self.is_free(node.name):
                 key = kind[0], self._ranks[node.name]
                 members.setdefault(key, []).append(node)
+        summed = {self._kinds[name][0] for name in self._sums}
         self._members = {
             key: nodes
             for key, nodes in members.items()
             if any(node.name in self._sums for node in nodes)
+            or (key[0] in summed and self._bases[key[0]][-1] == 1)
         }
 
     def members(self, key: Key) -> list[Node]:

@@ -66,9 +66,9 @@ def match_weighted_bag(view: GraphView, node: Node) -> Bag | str | None:
     mul = view.movable(node.inputs[0], device)
     if mul is None or mul.op != "Mul":
         return None
-    for product in _products(view, mul, device):
+    for product in products(view, mul, device):
         cast, gathered = None, view.movable(product.other, device)
-        if gathered is not None and _widens(gathered):
+        if gathered is not None and widens(gathered):
             cast, gathered = gathered, view.movable(gathered.inputs[0], device)
         if gathered is None or not _gathers_rows(view, gathered):
             continue
@@ -102,18 +102,18 @@ def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
         )
     root, combiner, before, left = node, "sum", [], ""
     if node.name not in view.preserve:
-        quotient, kind = _quotient(view, node, product.matrix, segments)
-        if quotient is not None:
+        divided, kind = quotient(view, node, product.matrix, segments)
+        if divided is not None:
             before.append((node.name, 0))
-            root, combiner = quotient, kind
+            root, combiner = divided, kind
         else:
             left = kind
     if cast is not None:
-        narrowed = _narrowed(view, root, gathered.attr("Tparams"))
-        if narrowed is None or (before and not _one_reader(view, before[0])):
+        narrow = narrowed(view, root, gathered.attr("Tparams"))
+        if narrow is None or (before and not _one_reader(view, before[0])):
             return "its pooled rows are read before they are cast back"
         # They are float, so that no Shape of theirs could read the result.
-        before, root = [], narrowed
+        before, root = [], narrow
     bags = find_bag_ids(
         view,
         unique.inputs[0],
@@ -128,7 +128,7 @@ def _bag(view, node, mul, product, cast, gathered, looked_up: UnpooledRows):
     )
 
 
-def _quotient(view, total: Node, matrix: Tensor, segments: Tensor):
+def quotient(view, total: Node, matrix: Tensor, segments: Tensor):
     """(DivNoNan, combiner) behind the sum of weighted rows; (None, "") if it is
     not all that reads the sum, apart from its shape; (None, why it is left)."""
     readers = [
@@ -173,7 +173,7 @@ def _divisor(
     return combiner if squared else ""
 
 
-def _narrowed(view: GraphView, node: Node, dtype: dtypes.DType) -> Node | None:
+def narrowed(view: GraphView, node: Node, dtype: dtypes.DType) -> Node | None:
     """The Cast back to a half type that alone reads a node."""
     if node.name in view.preserve or node.name in view.feeds:
         return None
@@ -213,26 +213,26 @@ def match_weighted_bag_grad(
         return None
     barriers: list[str] = []
     # Rows of gradient times weights, one for each id.
-    rows = _unreduced(view, total.inputs[0], device, barriers)
+    rows = unreduced(view, total.inputs[0], device, barriers)
     mul = view.movable(rows, device)
-    narrowed = mul is not None and _narrows(mul)
-    if narrowed:
-        rows = _unreduced(view, mul.inputs[0], device, barriers)
+    half = mul is not None and narrows(mul)
+    if half:
+        rows = unreduced(view, mul.inputs[0], device, barriers)
         mul = view.movable(rows, device)
     if mul is None or mul.op != "Mul":
         return None
-    for product in _products(view, mul, device):
+    for product in products(view, mul, device):
         spread = view.movable(product.other, device)
-        if spread is None or spread.op != "GatherV2" or not _on_axis_0(view, spread):
+        if spread is None or spread.op != "GatherV2" or not on_axis_0(view, spread):
             continue
         grad, segments = spread.inputs[:2]
-        grad, combiner = _undivided(
+        grad, combiner = undivided(
             view, grad, product.matrix, segments, device, barriers
         )
-        if narrowed:
-            grad = _unreduced(view, grad, device, barriers)
+        if half:
+            grad = unreduced(view, grad, device, barriers)
             widened = view.movable(grad, device)
-            if widened is None or not _widens(widened):
+            if widened is None or not widens(widened):
                 return None
             grad = widened.inputs[0]
         bags = find_bag_ids(
@@ -247,10 +247,10 @@ def match_weighted_bag_grad(
     return None
 
 
-def _undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, str]:
+def undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, str]:
     """(gradient, combiner) before DivNoNan(gradient, divisor)."""
     passed: list[str] = []
-    node = view.movable(_unreduced(view, grad, device, passed), device)
+    node = view.movable(unreduced(view, grad, device, passed), device)
     if node is None or node.op != "DivNoNan":
         return grad, "sum"
     combiner = _divisor(view, node.inputs[1], matrix, segments, device)
@@ -260,7 +260,7 @@ def _undivided(view, grad, matrix, segments, device, barriers) -> tuple[Tensor, 
     return node.inputs[0], combiner
 
 
-def _unreduced(
+def unreduced(
     view: GraphView, tensor: Tensor, device: str, barriers: list[str]
 ) -> Tensor:
     """The tensor before Reshapes, what held it back, and sums over the dimensions
@@ -338,11 +338,15 @@ def _counts_rows(view: GraphView, count: Tensor, ids: Tensor) -> bool:
 # -- both ------------------------------------------------------------------
 
 
-def _products(view: GraphView, mul: Node, device: str):
+def products(view: GraphView, mul: Node, device: str):
     """The ways in which a Mul is one by weights."""
     for position in (0, 1):
         matrix = mul.inputs[1 - position]
         reshape = view.movable(matrix, device)
+        outer = None
+        if reshape is not None and _casts_weights(reshape):
+            # TensorFlow's optimizers may have changed their order.
+            outer, reshape = reshape, view.movable(reshape.inputs[0], device)
         if reshape is None:
             continue
         weights = column_of(view, reshape)
@@ -351,33 +355,36 @@ def _products(view: GraphView, mul: Node, device: str):
         dtype = reshape.attr("T")
         weights = view.skip(weights, FORWARDING)
         cast = view.movable(weights, device)
-        if (
-            cast is not None
-            and cast.op == "Cast"
-            and cast.attr("SrcT") in _WEIGHT_TYPES
-            and not cast.attr("Truncate", False)
-        ):
+        if outer is None and cast is not None and _casts_weights(cast):
             weights, dtype = cast.inputs[0], cast.attr("SrcT")
         if dtype in _WEIGHT_TYPES:
             found = Weights(weights, dtype, ones_of(view, reshape))
             yield _Product(mul.inputs[position], matrix, found)
 
 
+def _casts_weights(node: Node) -> bool:
+    return (
+        node.op == "Cast"
+        and node.attr("SrcT") in _WEIGHT_TYPES
+        and not node.attr("Truncate", False)
+    )
+
+
 def _gathers_rows(view: GraphView, node: Node) -> bool:
     """Whether a node gathers rows at the positions that a Unique gives."""
-    if node.op != "GatherV2" or not _on_axis_0(view, node):
+    if node.op != "GatherV2" or not on_axis_0(view, node):
         return False
     positions = view.producer(node.inputs[1])
     return positions is not None and positions.op == "Unique" and node.inputs[1][1] == 1
 
 
-def _on_axis_0(view: GraphView, gather: Node) -> bool:
+def on_axis_0(view: GraphView, gather: Node) -> bool:
     return (
         gather.attr("batch_dims", 0) == 0 and view.constant_int(gather.inputs[2]) == 0
     )
 
 
-def _widens(node: Node) -> bool:
+def widens(node: Node) -> bool:
     return (
         node.op == "Cast"
         and node.attr("SrcT") in _HALF_TYPES
@@ -385,7 +392,7 @@ def _widens(node: Node) -> bool:
     )
 
 
-def _narrows(node: Node) -> bool:
+def narrows(node: Node) -> bool:
     return (
         node.op == "Cast"
         and node.attr("SrcT") == dtypes.float32

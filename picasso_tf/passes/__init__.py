@@ -8,7 +8,7 @@ from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.order_sums import OrderSums
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_handles import PackHandles
-from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels
+from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels, PackPools
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_rows import PackRows
@@ -22,16 +22,18 @@ PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
+# What looks for the single ops of ids, and of pooling, comes before those are packed.
 # Merging behind them: what only one chain of an update reads, its pack computes by
 # itself.
 PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
     PackLateUpdates,
-    PackLateKernels,
     PackSegmentSums,
     PackL2Losses,
     PackDense,
     PackRows,
+    PackPools,
+    PackLateKernels,
     OrderSums,
     MergeReads,
     PackHandles,

@@ -33,6 +33,8 @@ class OrderSums(Pass):
     triggers: ClassVar[tuple[str, ...]] = (
         "PicassoPackedLookup",
         "PicassoPackedSegmentSum",
+        "PicassoPackedPool",
+        "PicassoPackedPoolGrad",
     )
 
     def run(self, view: GraphView) -> PassResult:

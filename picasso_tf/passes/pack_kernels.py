@@ -16,7 +16,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import tensor_util
 
 from picasso_tf.edits import Edits
-from picasso_tf.fragments import kernels
+from picasso_tf.fragments import bag_kernels, kernels
+from picasso_tf.fragments.bag import POOL_GRAD_OPS, POOL_OPS
 from picasso_tf.fragments.kernels import Kernel
 from picasso_tf.graph import GraphView
 from picasso_tf.node import Node, Tensor
@@ -92,6 +93,23 @@ def _cross_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
     return types | values | {"K": len(members) * agreed["sparse_columns"]}
 
 
+def _keep_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    agreed = dict(members[0].agree)
+    compares = bool(agreed["comparison"])
+    return {
+        "T": [dtype for dtype in agreed["T"] for _ in members],
+        "B": len(members) if compares else 0,
+    }
+
+
+def _pool_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
+    weighted = "Tweights" in dict(members[0].agree)
+    return {
+        "combiner": [member.each[0] for member in members],
+        "W": len(members) if weighted else 0,
+    }
+
+
 def _no_attrs(members: Sequence[Kernel]) -> dict[str, Any]:
     return {}
 
@@ -155,7 +173,7 @@ KINDS: tuple[Kind, ...] = (
     ),
 )
 
-# A packed lookup does its own SparseReshape, if it finds it.
+# A packed lookup prepares its own ids, where it pools.
 LATE_KINDS: tuple[Kind, ...] = (
     Kind(
         "sparse_reshape",
@@ -163,6 +181,59 @@ LATE_KINDS: tuple[Kind, ...] = (
         kernels.match_sparse_reshape,
         "PicassoPackedSparseReshape",
         _no_attrs,
+    ),
+    Kind(
+        "filter",
+        ("Where",),
+        bag_kernels.match_keep,
+        "PicassoPackedKeep",
+        _keep_attrs,
+    ),
+    Kind(
+        "row_fill",
+        ("SparseFillEmptyRows",),
+        bag_kernels.match_fill_empty_rows,
+        "PicassoPackedFillEmptyRows",
+        _no_attrs,
+    ),
+    Kind(
+        "unique",
+        ("Unique",),
+        bag_kernels.match_unique,
+        "PicassoPackedUnique",
+        _no_attrs,
+    ),
+)
+
+# These sum floats, and so come behind TensorFlow's optimizers.
+POOL_KINDS: tuple[Kind, ...] = (
+    Kind(
+        "pooling",
+        tuple(POOL_OPS),
+        bag_kernels.match_pool,
+        "PicassoPackedPool",
+        _pool_attrs,
+    ),
+    Kind(
+        "pooling_gradient",
+        tuple(POOL_GRAD_OPS),
+        bag_kernels.match_pool_grad,
+        "PicassoPackedPoolGrad",
+        _pool_attrs,
+    ),
+    Kind(
+        "weighted_pooling",
+        ("SegmentSum",),
+        bag_kernels.match_weighted_pool,
+        "PicassoPackedPool",
+        _pool_attrs,
+    ),
+    Kind(
+        "weighted_pooling_gradient",
+        ("UnsortedSegmentSum",),
+        bag_kernels.match_weighted_pool_grad,
+        "PicassoPackedPoolGrad",
+        _pool_attrs,
     ),
 )
 
@@ -215,6 +286,8 @@ class PackKernels(Pass):
                 result.skip(node, "excluded by Options.exclude")
             elif "GPU" in node.device.upper():
                 result.skip(node, "on a GPU")
+            elif _is_fetched_in_part(view, kernel):
+                result.skip(node, "it is fetched or fed, and has several outputs")
             elif not _keeps_guard(view, kernel):
                 result.skip(node, "its input comes from another branch")
             else:
@@ -230,6 +303,15 @@ class PackLateKernels(PackKernels):
     name: ClassVar[str] = "pack_late_kernels"
     kinds: ClassVar[tuple[Kind, ...]] = LATE_KINDS
     triggers: ClassVar[tuple[str, ...]] = _anchors(LATE_KINDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackPools(PackKernels):
+    """The same for the pooling of rows that no packed lookup pools, as clipped ones."""
+
+    name: ClassVar[str] = "pack_pools"
+    kinds: ClassVar[tuple[Kind, ...]] = POOL_KINDS
+    triggers: ClassVar[tuple[str, ...]] = _anchors(POOL_KINDS)
 
 
 def _skip_lone(entry: tuple[Kind, Kernel], result: PassResult) -> None:
@@ -274,6 +356,12 @@ def _grouped(
             _skip_lone(entry, result)
         alone = {kernel.node.name for _, kernel in lone}
         found = [entry for entry in found if entry[1].node.name not in alone]
+
+
+def _is_fetched_in_part(view: GraphView, kernel: Kernel) -> bool:
+    """Whether an Identity would stand for more than one output of a node."""
+    ports = [name for tensors in kernel.outputs for name, port in tensors if port]
+    return any(name in view.preserve for name in ports)
 
 
 def _keeps_guard(view: GraphView, kernel: Kernel) -> bool:
