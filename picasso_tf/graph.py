@@ -95,6 +95,7 @@ class GraphView:
         self._behind: list[list[int]] = []
         self._held: set[str] | None = None
         self._constants: dict[str, Any] = {}
+        self._constant_ints: dict[str, list[int]] = {}
         self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
         self._guards: dict[str, frozenset] | None = None
         self._frames: dict[str, tuple[str, ...]] = {}
@@ -578,12 +579,20 @@ class GraphView:
 
     def constant_int(self, tensor: Tensor) -> int | None:
         """The value of a constant with one element, as an int."""
-        value = self.constant(tensor)
-        return None if value is None or value.size != 1 else int(value.reshape(-1)[0])
+        values = self.constant_ints(tensor)
+        return None if values is None or len(values) != 1 else values[0]
 
     def constant_ints(self, tensor: Tensor) -> list[int] | None:
-        value = self.constant(tensor)
-        return None if value is None else [int(item) for item in value.reshape(-1)]
+        """The elements of a constant, as ints; not to be changed."""
+        node = self.producer(self.skip(tensor, FORWARDING))
+        if node is None or node.op != "Const":
+            return None
+        if node.name not in self._constant_ints:
+            values = node.small_ints("value")
+            if values is None:
+                values = [int(v) for v in self.constant((node.name, 0)).reshape(-1)]
+            self._constant_ints[node.name] = values
+        return self._constant_ints[node.name]
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """What is known of a tensor's shape without running anything."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import array
 from typing import Any, NamedTuple
 
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 from tensorflow.python.framework import dtypes, op_def_registry
 
 Tensor = tuple[str, int]  # node name, output port
@@ -48,6 +49,23 @@ class Node:
         if key not in attrs:
             return default
         return attr_value(attrs[key])
+
+    def small_ints(self, key: str) -> list[int] | None:
+        """The elements of an attribute that is a tensor of int32 or int64, if they
+        are written out one by one: most constants, much faster than as an array."""
+        tensor = self._def.attr[key].tensor
+        if tensor.dtype == types_pb2.DT_INT32:
+            values, code = tensor.int_val, "i"
+        elif tensor.dtype == types_pb2.DT_INT64:
+            values, code = tensor.int64_val, "q"
+        else:
+            return None
+        if tensor.tensor_content:
+            return array.array(code, tensor.tensor_content).tolist()
+        size = 1
+        for dim in tensor.tensor_shape.dim:
+            size *= dim.size
+        return list(values) if len(values) == size else None
 
     def copy_attr(self, key: str) -> attr_value_pb2.AttrValue | None:
         return self._def.attr.get(key)
