@@ -95,7 +95,7 @@ class Shapes:
         if op == "Unique":
             return (None,)
         if op == "Select":  # both have its shape
-            known = map(self.shape, node.inputs[:0:-1])
+            known = map(self.of, node.inputs[:0:-1])
             return next((shape for shape in known if shape is not None), None)
         if op in _REDUCTIONS:
             return self._reduced(node)
