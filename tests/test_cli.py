@@ -109,7 +109,7 @@ def test_explain_says_why_not(graph_files, capsys):
     values = json.loads(out)
     assert {len(pack["members"]) for pack in values["packs"]} == {FIELDS - 2}
     skipped = [s for s in values["skipped"] if "exclude" in s["reason"]]
-    assert len(skipped) == 4
+    assert len(skipped) == 5
     assert all(set(s) == {"node", "op", "reason"} for s in skipped)
 
 

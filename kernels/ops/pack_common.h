@@ -76,4 +76,17 @@ tensorflow::Status GetList(tensorflow::OpKernelConstruction* ctx,
 
 }  // namespace picasso
 
+// Registers an OpKernel template for a CPU and a type of attribute ATTR.
+#define PICASSO_REGISTER(NAME, ATTR, KERNEL, T)                          \
+  REGISTER_KERNEL_BUILDER(                                               \
+      Name(NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<T>(ATTR), \
+      KERNEL<T>)
+
+// For all float types.
+#define PICASSO_REGISTER_FLOATS(NAME, ATTR, KERNEL)  \
+  PICASSO_REGISTER(NAME, ATTR, KERNEL, float);       \
+  PICASSO_REGISTER(NAME, ATTR, KERNEL, double);      \
+  PICASSO_REGISTER(NAME, ATTR, KERNEL, Eigen::half); \
+  PICASSO_REGISTER(NAME, ATTR, KERNEL, Eigen::bfloat16)
+
 #endif  // PICASSO_TF_KERNELS_OPS_PACK_COMMON_H_

@@ -477,15 +477,6 @@ class PackedApplyOp : public OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedApply")          \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedApplyOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedApply", "T", PackedApplyOp);
 
 }  // namespace picasso

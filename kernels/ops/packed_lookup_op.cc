@@ -441,15 +441,6 @@ class PackedLookupOp : public OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedLookup")         \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("dtype"),    \
-                          PackedLookupOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedLookup", "dtype", PackedLookupOp);
 
 }  // namespace picasso

@@ -456,19 +456,7 @@ class PackedPoolGradOp : public PoolKernel<T> {
   bool by_shape_ = false;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedPool")           \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedPoolOp<T>)                    \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedPoolGrad")       \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedPoolGradOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedPool", "T", PackedPoolOp);
+PICASSO_REGISTER_FLOATS("PicassoPackedPoolGrad", "T", PackedPoolGradOp);
 
 }  // namespace picasso

@@ -168,15 +168,6 @@ class PackedRowsOp : public OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedRows")           \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedRowsOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedRows", "T", PackedRowsOp);
 
 }  // namespace picasso

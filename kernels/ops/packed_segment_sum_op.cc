@@ -131,15 +131,6 @@ class PackedSegmentSumOp : public OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedSegmentSum")     \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedSegmentSumOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedSegmentSum", "T", PackedSegmentSumOp);
 
 }  // namespace picasso

@@ -380,15 +380,6 @@ class PackedUpdateOp : public OpKernel {
   PackCounters* counters_ = nullptr;
 };
 
-#define REGISTER(T)                                           \
-  REGISTER_KERNEL_BUILDER(Name("PicassoPackedUpdate")         \
-                              .Device(tensorflow::DEVICE_CPU) \
-                              .TypeConstraint<T>("T"),        \
-                          PackedUpdateOp<T>)
-REGISTER(float);
-REGISTER(double);
-REGISTER(Eigen::half);
-REGISTER(Eigen::bfloat16);
-#undef REGISTER
+PICASSO_REGISTER_FLOATS("PicassoPackedUpdate", "T", PackedUpdateOp);
 
 }  // namespace picasso

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+
 from picasso_tf.graph import GraphView
 from picasso_tf.node import FORWARDING, Node, Tensor
 
@@ -41,6 +44,17 @@ def order_of_addition(view: GraphView, node: Node) -> tuple[Tensor, ...] | None:
         operands[0], operands[index] = operands[index], operands[0]
         break
     return tuple(operands)
+
+
+def add_in_order(operands: Sequence[str], add: Callable[[str, str], str]) -> str:
+    """The sum of operands as the kernel computes it: n mod 8 of them (8 for 0, 9 for
+    1) from the left, then the sum of eight more at a time."""
+    rest = len(operands) % 8
+    first = rest + 8 if rest < 2 else rest
+    result = functools.reduce(add, operands[:first])
+    for start in range(first, len(operands), 8):
+        result = add(result, functools.reduce(add, operands[start : start + 8]))
+    return result
 
 
 def _is_for_the_reader_alone(view: GraphView, tensor: Tensor) -> bool:

@@ -4,12 +4,13 @@ chain of elementwise ops or as one op, as a straight-line program."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.fragments.addition import order_of_addition
+from picasso_tf.fragments.addition import add_in_order, order_of_addition
 from picasso_tf.fragments.apply_ops import APPLY_OPS, ApplyOp
 from picasso_tf.graph import GraphView
 from picasso_tf.node import Node, Shape, Table, Tensor
@@ -570,7 +571,8 @@ class _Builder:
             result = self._line("add_count", *map(self._integer, self._inputs(node)))
         elif op == "AddN":
             operands = order_of_addition(self._view, node)
-            result = self._added([self._operand(tensor) for tensor in operands])
+            values = [self._operand(tensor) for tensor in operands]
+            result = add_in_order(values, functools.partial(self._line, "add"))
         elif op == "Const":
             result = self._name("t", (node.name, 0), (node.name, 0))
         elif op == "Identity":
@@ -585,23 +587,6 @@ class _Builder:
             name = _UNARY.get(op) or _BINARY[op]
             result = self._line(name, *map(self._operand, self._inputs(node)))
         self._values[node.name] = result
-
-    def _added(self, operands: list[str]) -> str:
-        """As TensorFlow's kernel adds: n mod 8 operands (8 for 0, 9 for 1) from the
-        left, then the sum of eight more at a time."""
-
-        def left(some: list[str]) -> str:
-            result = some[0]
-            for operand in some[1:]:
-                result = self._line("add", result, operand)
-            return result
-
-        rest = len(operands) % 8
-        first = rest + 8 if rest < 2 else rest
-        result = left(operands[:first])
-        for start in range(first, len(operands), 8):
-            result = self._line("add", result, left(operands[start : start + 8]))
-        return result
 
     def _expand(self, node: Node, apply: ApplyOp) -> None:
         slots = [self._variable(handle) for handle in node.inputs[: apply.variables]]

@@ -4,12 +4,13 @@ straight-line programs: clipping to a norm, and its gradient."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator
 
 from tensorflow.python.framework import dtypes
 
-from picasso_tf.fragments.addition import order_of_addition
+from picasso_tf.fragments.addition import add_in_order, order_of_addition
 from picasso_tf.graph import GraphView
 from picasso_tf.node import Node, Shape, Tensor
 
@@ -549,22 +550,6 @@ class _Builder:
         return self._line(word, matrix, *values)
 
     def _added(self, operands: list[str], matrix: bool) -> str:
-        """As TensorFlow's kernel adds: n mod 8 operands (8 for 0, 9 for 1) from the
-        left, then the sum of eight more at a time."""
-
-        def left(some: list[str]) -> str:
-            result = some[0]
-            for operand in some[1:]:
-                result = self._line("add", matrix, result, operand)
-            return result
-
         if len(operands) == 1:
             return self._line("copy", matrix, *operands)
-        rest = len(operands) % 8
-        first = rest + 8 if rest < 2 else rest
-        result = left(operands[:first])
-        for start in range(first, len(operands), 8):
-            result = self._line(
-                "add", matrix, result, left(operands[start : start + 8])
-            )
-        return result
+        return add_in_order(operands, functools.partial(self._line, "add", matrix))

@@ -219,7 +219,7 @@ def _without_early_waiters(
             continue
         for lookup in lookups:
             if lookup.node.name in kept:
-                result.skip(lookup.node, "others wait for a part of its work alone")
+                result.skip(lookup.gather, "others wait for a part of its work alone")
         lookups = [x for x in lookups if x.node.name not in kept]
 
 
