@@ -45,7 +45,6 @@ test-slow: build
 
 # All of DeepCTR's models, which needs TensorFlow 2.15.
 zoo: build
-	$(BIN)/pytest -q -p no:cacheprovider -n 2 -m zoo $(PYTEST_ARGS)
 	$(BIN)/python -m benchmarks.zoo --optimizers adam --quick --check
 
 bench: build
