@@ -1,190 +1,193 @@
-"""Step times and executed ops, with picasso_tf and without, in one run."""
+"""Speed of picasso_tf beside stock TensorFlow, all in one run.
+
+Words choose cases by their labels: `steps W26 W200 session`, `kernels lookup`,
+`scaling`. No word: all of them, which takes hours; `--quick`: a few, under a minute.
+"""
 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
-import json
 import os
 import pathlib
 import platform
-import time
+import sys
+from importlib import metadata
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-import numpy as np
-import tensorflow as tf
 from rich.console import Console
-from rich.table import Table
 
-import picasso_tf
-from benchmarks.workloads import WORKLOADS, Model, Workload, batches, build
+from benchmarks import cases, data, fbgemm_env, report
+from benchmarks.cases import Case, KernelCase, StepCase
+from benchmarks.race import QUICK, ROOT, Failed, Job, Pace, race
 
-tf1 = tf.compat.v1
-# What only names or holds a value is no work; the rest is.
-NOT_COUNTED = frozenset({"VarHandleOp", "Const", "Placeholder", "_Arg", "_SOURCE"})
+DOCS = ROOT / "docs"
 
 
-@dataclasses.dataclass
-class Result:
-    """One contender on one workload.
-
-    Attributes:
-      step_ms: median over all steps.
-      spread_ms: quartiles of the same.
-      ratio: step_ms over that of stock, in the same run.
-      first_step_s: time to the first step's result.
-      ops: executed ops a step, without NOT_COUNTED.
-      ops_total: all executed ops a step.
-    """
-
-    workload: str
-    contender: str
-    step_ms: float
-    spread_ms: tuple[float, float]
-    ratio: float
-    first_step_s: float
-    ops: int
-    ops_total: int
+def tensorflow_version() -> str:
+    """Of the package that is installed; TensorFlow itself is not imported here."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise SystemExit("TensorFlow is not installed here.")
 
 
-def configs() -> dict[str, tf1.ConfigProto]:
-    no_grappler = tf1.ConfigProto()
-    no_grappler.graph_options.rewrite_options.disable_meta_optimizer = True
+def machine() -> dict:
+    info = pathlib.Path("/proc/cpuinfo")
+    models = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text().splitlines() if info.exists() else [])
+        if line.startswith("model name")
+    ]
     return {
-        "stock": tf1.ConfigProto(),
-        "stock, no meta optimizer": no_grappler,
-        "picasso_tf": picasso_tf.session_config(),
+        "tensorflow": tensorflow_version(),
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "caches": _caches(),
     }
 
 
-class Contender:
-    """A session of its own on the workload's graph."""
-
-    def __init__(self, name: str, config: tf1.ConfigProto, model: Model):
-        self.name = name
-        self._model = model
-        self._session = tf1.Session(graph=model.graph, config=config)
-        self._session.run(model.init)
-        fetches = [model.loss, model.train]
-        self._call = self._session.make_callable(fetches, feed_list=model.feeds)
-        self.times: list[float] = []
-        self.losses: list[float] = []
-        self.first_step = 0.0
-
-    def step(self, batch) -> None:
-        started = time.perf_counter()
-        loss, _ = self._call(*batch)
-        self.times.append(time.perf_counter() - started)
-        self.losses.append(loss)
-
-    def executed_ops(self, batch) -> collections.Counter:
-        """Ops of one traced step, by type."""
-        metadata = tf1.RunMetadata()
-        self._session.run(
-            [self._model.loss, self._model.train],
-            dict(zip(self._model.feeds, batch, strict=True)),
-            options=tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE),
-            run_metadata=metadata,
-        )
-        counts: collections.Counter[str] = collections.Counter()
-        for device in metadata.step_stats.dev_stats:
-            for node in device.node_stats:
-                # "name = Op(inputs)"; sources have their bare name.
-                label = node.timeline_label.rpartition(" = ")[2] or node.node_name
-                counts[label.partition("(")[0]] += 1
-        return counts
+def _caches() -> dict[str, str]:
+    found = {}
+    for index in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("i*")):
+        kind = (index / "type").read_text().strip()
+        if kind != "Instruction":
+            level = (index / "level").read_text().strip()
+            found[f"L{level}"] = (index / "size").read_text().strip()
+    return found
 
 
-def measure(workload: Workload, rounds: int, steps: int) -> list[Result]:
-    """Interleaves blocks of steps of all contenders, so that noise is shared."""
-    data = batches(workload, 8)
-    contenders = []
-    for name, config in configs().items():
-        contender = Contender(name, config, build(workload))
-        contender.step(data[0])
-        contender.first_step = contender.times.pop()
-        contenders.append(contender)
-    for round_ in range(rounds):
-        for contender in contenders:
-            for step in range(steps):
-                contender.step(data[(round_ * steps + step) % len(data)])
-    # Without the meta optimizer, MatMul and BiasAdd are not fused: other bits.
-    stock, ours = contenders[0], contenders[-1]
-    if ours.losses != stock.losses:
-        raise AssertionError(f"{workload.name}: losses differ from stock's.")
-    results = []
-    for contender in contenders:
-        low, median, high = np.percentile(contender.times, (25, 50, 75)) * 1e3
-        counts = contender.executed_ops(data[0])
-        work = sum(n for op, n in counts.items() if op not in NOT_COUNTED)
-        results.append(
-            Result(
-                workload.name,
-                contender.name,
-                float(median),
-                (float(low), float(high)),
-                float(median / (np.median(stock.times) * 1e3)),
-                contender.first_step,
-                work,
-                sum(counts.values()),
-            )
-        )
-    return results
+def reason_to_skip(case: Case, version: str) -> str:
+    """Why this case cannot run here; empty: it can."""
+    if isinstance(case, KernelCase):
+        return ""
+    old = version.startswith("2.15.")
+    if case.way == cases.ESTIMATOR and not old:
+        return "TensorFlow 2.15 was the last with Estimator"
+    if case.workload.model == "deepfm" and not old:
+        return "DeepCTR needs Keras 2: TensorFlow 2.15"
+    need = case.workload.table_bytes * len(case.contenders) * 1.5
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > max(free, _available()):
+        return f"needs {need / 2**30:.0f} GiB of free memory"
+    return ""
 
 
-def show(console: Console, results: list[Result]) -> None:
-    table = Table(
-        "workload", "contender", "step ms", "quartiles", "to stock", "first step s",
-        "ops a step", "of all", title=f"TensorFlow {tf.__version__}",
-    )  # fmt: skip
-    for result in results:
-        table.add_row(
-            result.workload,
-            result.contender,
-            f"{result.step_ms:.2f}",
-            f"{result.spread_ms[0]:.2f}-{result.spread_ms[1]:.2f}",
-            f"{result.ratio:.2f}",
-            f"{result.first_step_s:.2f}",
-            f"{result.ops:,}",
-            f"{result.ops_total:,}",
-        )
-    console.print(table)
-    console.print(
-        "ops a step: executed ops, without "
-        + ", ".join(sorted(NOT_COUNTED - {"_SOURCE"}))
-    )
+def _available() -> int:
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def jobs_of(case: Case, fbgemm: pathlib.Path | None) -> list[Job]:
+    jobs = []
+    for contender in case.contenders:
+        message = {"case": dataclasses.asdict(case), "contender": contender}
+        if isinstance(case, StepCase):
+            jobs.append(Job(contender, "benchmarks.steps", message))
+        elif contender == cases.FBGEMM:
+            if fbgemm:
+                job = Job(contender, "benchmarks.fbgemm", message, str(fbgemm))
+                jobs.append(job)
+        elif contender == cases.COPY:
+            jobs.append(Job(contender, "benchmarks.copies", message))
+        else:
+            jobs.append(Job(contender, "benchmarks.kernels", message))
+    return jobs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help="of " + ", ".join(WORKLOADS)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=8, help="a round and contender")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures there")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="labels of cases")
+    parser.add_argument("--quick", action="store_true", help="few cases, few rounds")
+    parser.add_argument("--list", action="store_true", help="name the cases, and end")
+    parser.add_argument(
+        "--cross", action="store_true", help="kernels: all combinations of properties"
+    )
+    parser.add_argument("--rounds", type=int, help="blocks of each contender")
+    parser.add_argument(
+        "--limit", type=float, metavar="S", help="seconds to a contender's first step"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=ROOT / "build" / "benchmarks",
+        help="folder for results.md and results.json (build/benchmarks)",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/performance.md and its plots"
+    )
+    parser.add_argument(
+        "--fbgemm",
+        type=pathlib.Path,
+        metavar="PYTHON",
+        help="a Python that has FBGEMM; without, .venv/fbgemm is made at first use",
+    )
+    parser.add_argument("--no-fbgemm", action="store_true", help="kernels without it")
     arguments = parser.parse_args()
-    unknown = set(arguments.workloads) - set(WORKLOADS)
-    if unknown:
-        parser.error(
-            f"unknown workloads {sorted(unknown)}; there are {list(WORKLOADS)}"
-        )
-    console = Console()
-    results = []
-    for name in arguments.workloads or ["W200"]:
-        with console.status(f"measuring {name}"):
-            results += measure(WORKLOADS[name], arguments.rounds, arguments.steps)
-    show(console, results)
-    if arguments.json:
-        figures = {
-            "tensorflow": tf.__version__,
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "results": [dataclasses.asdict(result) for result in results],
-        }
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    known = cases.all_cases(arguments.cross)
+    if arguments.quick and not arguments.words:
+        known = cases.quick_cases()
+    try:
+        chosen = cases.select(known, arguments.words)
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.list:
+        print("\n".join(" ".join(case.labels.values()) for case in chosen))
+        return
+    pace = QUICK if arguments.quick else Pace()
+    if arguments.rounds:
+        pace = dataclasses.replace(pace, rounds=arguments.rounds)
+    if arguments.limit:
+        pace = dataclasses.replace(pace, limit_s=arguments.limit)
+    about = machine()
+    if arguments.write:
+        from benchmarks import plots  # before hours of measuring, if it is missing
+    results, bad = _measure(chosen, pace, arguments, about["tensorflow"])
+    text = report.markdown(results)
+    print(text)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "results.md").write_text(text)
+    (arguments.out / "results.json").write_text(report.to_json(about, results, bad))
+    if bad:
+        sys.exit("\n".join(bad))
+    if arguments.write:
+        plots.write_page(DOCS, about, results, text, arguments.words)
+
+
+def _measure(chosen, pace: Pace, arguments, version: str):
+    results, bad = [], []
+    console = Console(stderr=True)
+    fbgemm = None
+    if any(isinstance(case, KernelCase) for case in chosen) and not arguments.no_fbgemm:
+        fbgemm = fbgemm_env.python(arguments.fbgemm, make=not arguments.quick)
+        if not fbgemm:
+            console.print(fbgemm_env.HOW)
+    for number, case in enumerate(chosen, 1):
+        name = " ".join(case.labels.values())
+        reason = reason_to_skip(case, version)
+        if reason:
+            results.append(report.Result(case.labels, "all", failure=reason))
+            continue
+        with console.status(f"{number}/{len(chosen)}: {name}"):
+            try:
+                runs = race(jobs_of(case, fbgemm), pace)
+            except Failed as error:
+                bad.append(f"{name}: {cases.STOCK} failed: {error}")
+                continue
+        more = {}
+        if isinstance(case, KernelCase):
+            more = dataclasses.asdict(data.moved(case))
+        bad += report.problems(case, runs)
+        results += report.results_of(case, runs, more)
+    return results, bad
 
 
 if __name__ == "__main__":

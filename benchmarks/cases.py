@@ -1,0 +1,284 @@
+"""What is measured, as data. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+STOCK = "stock"
+NO_META = "stock, no meta optimizer"
+XLA = "XLA"
+OURS = "picasso_tf"
+FBGEMM = "FBGEMM"
+COPY = "copy (limit)"
+
+PLAIN = "plain"
+SPARSE = "safe-sparse"
+SESSION, KERAS, ESTIMATOR = "session", "keras", "estimator"
+STEPS, KERNELS, SCALING = "steps", "kernels", "scaling"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A generated recommender model: many tables in front of dense layers.
+
+    Attributes:
+      tables, rows, dim: the embedding tables, float32; `rows` of each, or one
+        number for all.
+      batch: examples a step.
+      zipf: exponent of the ids' distribution, cut at the number of rows; 0: uniform.
+      dense: dense features.
+      bottom: widths of layers over the dense features (DLRM; the last is dim).
+      hidden: widths of the hidden layers; one output follows.
+      model: "mlp" (rows concatenated), "dlrm" (dot products of all pairs of rows)
+        or "deepfm" (DeepCTR's, with its default regularization).
+    """
+
+    name: str
+    tables: int
+    rows: int | tuple[int, ...]
+    dim: int
+    batch: int
+    zipf: float = 1.2
+    dense: int = 0
+    bottom: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = (64, 32)
+    model: str = "mlp"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each table."""
+        return (self.rows,) * self.tables if isinstance(self.rows, int) else self.rows
+
+    @property
+    def table_bytes(self) -> int:
+        """Of all tables with the slot that Adagrad keeps for each."""
+        return 2 * 4 * sum(self.sizes) * self.dim
+
+
+# Vocabularies of Criteo's Kaggle log, as DLRM counts them, the largest cut.
+_CRITEO = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
+    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+_LARGEST = 1_000_000
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W26", tables=26, rows=10_000, dim=16, batch=512),
+        Workload("W200", tables=200, rows=2_000, dim=16, batch=512),
+        Workload("W1000", tables=1_000, rows=1_000, dim=8, batch=256),
+        Workload("BIG26", tables=26, rows=1_000_000, dim=16, batch=2_048),
+        Workload(
+            "DLRM",
+            tables=26,
+            rows=tuple(min(rows, _LARGEST) for rows in _CRITEO),
+            dim=16,
+            batch=2_048,
+            dense=13,
+            bottom=(512, 256, 16),
+            hidden=(512, 256),
+            model="dlrm",
+        ),
+        Workload(
+            "DeepFM26", 26, 1_000, 8, 512, dense=13, hidden=(256, 128), model="deepfm"
+        ),
+        Workload(
+            "DeepFM200", 200, 1_000, 8, 512, dense=13, hidden=(256, 128), model="deepfm"
+        ),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCase:
+    """Training steps of a workload.
+
+    Attributes:
+      form: PLAIN, one id per field and `tf.nn.embedding_lookup`; or SPARSE, none,
+        one or two ids (one on average), `tf.nn.safe_embedding_lookup_sparse`, mean.
+      way: a TF1 SESSION, KERAS `fit` or an ESTIMATOR.
+      threads: of both of TensorFlow's pools; 0: its default.
+      group: STEPS or SCALING.
+      axis: for SCALING, what is varied.
+    """
+
+    workload: Workload
+    form: str = PLAIN
+    way: str = SESSION
+    threads: int = 0
+    group: str = STEPS
+    axis: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels = {"group": self.group, "case": self.workload.name}
+        if self.axis:
+            return labels | {"axis": self.axis}
+        return labels | {"form": self.form, "way": self.way}
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        if self.group == SCALING:
+            return (STOCK, OURS)
+        return (STOCK, NO_META, XLA, OURS)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> StepCase:
+        """The inverse of `dataclasses.asdict`, after a trip through JSON."""
+        values = dict(values)
+        workload = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in values.pop("workload").items()
+        }
+        return cls(Workload(**workload), **values)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCase:
+    """Embedding ops alone, without a model.
+
+    Attributes:
+      kind: "lookup" (one id per field and example), "bags" (sums of several rows),
+        "update" (lookup, then backward and Adagrad from a given gradient).
+      mib: size of all tables together, without slots.
+      zipf: exponent of the ids' distribution; 0: uniform.
+      mean: ids of a bag, on average.
+      lengths: "fixed", or "zipf" (of exponent 2, scaled to the mean).
+    """
+
+    kind: str
+    dim: int = 16
+    mib: int = 32
+    zipf: float = 1.2
+    mean: int = 1
+    lengths: str = "fixed"
+    tables: int = 26
+    batch: int = 2_048
+    threads: int = 0
+
+    @property
+    def name(self) -> str:
+        ids = f"zipf{self.zipf:g}" if self.zipf else "uniform"
+        name = f"{self.kind}-dim{self.dim}-{self.mib}MiB-{ids}"
+        return name + f"-{self.lengths}{self.mean}" if self.kind == "bags" else name
+
+    @property
+    def rows(self) -> int:
+        """Of each table."""
+        return self.mib * 2**20 // (self.tables * self.dim * 4)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"group": KERNELS, "case": self.name, "kind": self.kind}
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        return (STOCK, OURS, FBGEMM, COPY)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> KernelCase:
+        return cls(**values)
+
+
+Case = StepCase | KernelCase
+
+# -- all of them ------------------------------------------------------------------
+
+DIMS = (4, 8, 16, 32, 64, 128)
+SIZES = (1, 32, 1024)  # MiB: for L2, for L3, for neither
+EXPONENTS = (0.0, 1.05, 1.2)
+BAGS = tuple(itertools.product((1, 5, 20), ("fixed", "zipf")))
+
+
+def step_cases() -> list[StepCase]:
+    cases = []
+    for workload in WORKLOADS.values():
+        if workload.model == "deepfm":
+            cases.append(StepCase(workload, way=KERAS))
+            continue
+        forms = (PLAIN, SPARSE) if workload.model == "mlp" else (PLAIN,)
+        for way, form in itertools.product((SESSION, KERAS, ESTIMATOR), forms):
+            cases.append(StepCase(workload, form, way))
+    return cases
+
+
+def kernel_cases(cross: bool = False) -> list[KernelCase]:
+    """One property varied at a time; with `cross`, all combinations."""
+    cases = []
+    for kind in ("lookup", "update", "bags"):
+        bags = BAGS if kind == "bags" else ((1, "fixed"),)
+        if cross:
+            product = itertools.product(DIMS, SIZES, EXPONENTS, bags)
+            cases += [KernelCase(kind, d, m, z, *bag) for d, m, z, bag in product]
+            continue
+        base = KernelCase(kind, mean=5 if kind == "bags" else 1)
+        varied = [
+            *({"dim": dim} for dim in DIMS),
+            *({"mib": mib} for mib in SIZES),
+            *({"zipf": zipf} for zipf in EXPONENTS),
+            *({"mean": mean, "lengths": lengths} for mean, lengths in bags),
+        ]
+        cases += [dataclasses.replace(base, **change) for change in varied]
+    return list(dict.fromkeys(cases))
+
+
+def scaling_cases() -> list[StepCase]:
+    base = Workload("", tables=100, rows=1_000, dim=16, batch=512)
+    varied = {
+        "fields": ("tables", (10, 30, 100, 300, 1_000, 2_000)),
+        "batch": ("batch", (64, 256, 1_024, 4_096, 16_384)),
+    }
+    cases = []
+    for threads in (1, 2):
+        for axis, (field, values) in varied.items():
+            for value in values:
+                name = f"{axis}={value},threads={threads}"
+                workload = dataclasses.replace(base, name=name, **{field: value})
+                cases.append(
+                    StepCase(workload, threads=threads, group=SCALING, axis=axis)
+                )
+    return cases
+
+
+def quick_cases() -> list[Case]:
+    """For everyday use: under a minute, together."""
+    return [
+        StepCase(WORKLOADS["W26"]),
+        StepCase(WORKLOADS["W26"], SPARSE),
+        KernelCase("lookup"),
+        KernelCase("update"),
+    ]
+
+
+def all_cases(cross: bool = False) -> list[Case]:
+    return [*step_cases(), *kernel_cases(cross), *scaling_cases()]
+
+
+def select(cases: Sequence[Case], words: Iterable[str]) -> list[Case]:
+    """The cases whose labels have these words.
+
+    Of each kind of label (group, case, form, way, ...) that a word is of, a case
+    has one of the words: "steps W26 W200 keras" are two workloads, one way each.
+
+    Raises:
+      ValueError: no label is such a word, or no case has all of them.
+    """
+    wanted: dict[str, set[str]] = {}
+    for word in words:
+        kinds = {k for c in cases for k, label in c.labels.items() if label == word}
+        if not kinds:
+            known = sorted({label for c in cases for label in c.labels.values()})
+            raise ValueError(f"{word!r} selects nothing; there are {', '.join(known)}.")
+        for kind in kinds:
+            wanted.setdefault(kind, set()).add(word)
+    chosen = [
+        case
+        for case in cases
+        if all(case.labels.get(kind) in words for kind, words in wanted.items())
+    ]
+    if not chosen:
+        raise ValueError(f"No case is all of {' '.join(sorted(words))}.")
+    return chosen

@@ -1,0 +1,204 @@
+"""Results of a race as rows, Markdown and JSON. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.cases import COPY, FBGEMM, OURS, SCALING, STEPS, STOCK, Case
+from benchmarks.race import Run
+
+
+@dataclasses.dataclass
+class Result:
+    """One contender of one case.
+
+    Attributes:
+      labels: of the case.
+      step_ms, quartiles_ms: of the medians of the rounds.
+      to_stock: how many times as fast as stock, the median over the rounds of the
+        ratio of the two blocks of a round; to_stock_quartiles: its quartiles.
+      first_s: time to the first step's result.
+      peak_mib: most memory held, beyond what was held before the model was built.
+      ops_graph, ops_executed: of the optimized graph, and of a step; None: unknown.
+      failure: why there are no figures; empty: there are.
+    """
+
+    labels: dict[str, str]
+    contender: str
+    step_ms: float | None = None
+    quartiles_ms: tuple[float, float] | None = None
+    to_stock: float | None = None
+    to_stock_quartiles: tuple[float, float] | None = None
+    first_s: float | None = None
+    peak_mib: float | None = None
+    ops_graph: int | None = None
+    ops_executed: int | None = None
+    failure: str = ""
+    more: dict = dataclasses.field(default_factory=dict)
+
+
+def results_of(case: Case, runs: Mapping[str, Run], more: dict) -> list[Result]:
+    """One Result per contender. `more` goes into each."""
+    stock = _medians(runs[STOCK])
+    results = []
+    for run in runs.values():
+        result = Result(case.labels, run.contender, failure=run.failure, more=more)
+        results.append(result)
+        medians = _medians(run)
+        if run.failure or not medians:
+            continue
+        ratios = [s / own for s, own in zip(stock, medians, strict=True)]
+        result.step_ms = statistics.median(medians) * 1e3
+        result.quartiles_ms = _quartiles([seconds * 1e3 for seconds in medians])
+        result.to_stock = statistics.median(ratios)
+        result.to_stock_quartiles = _quartiles(ratios)
+        result.first_s = run.first_s
+        for name in ("peak_mib", "ops_graph", "ops_executed"):
+            setattr(result, name, run.figures.get(name))
+    return results
+
+
+def _medians(run: Run) -> list[float]:
+    return [statistics.median(block) for block in run.blocks]
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return (values[0], values[0])
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (low, high)
+
+
+def problems(case: Case, runs: Mapping[str, Run]) -> list[str]:
+    """What makes a run worthless: ours failed, or computed something else."""
+    name = " ".join(case.labels.values())
+    ours, stock = runs[OURS], runs[STOCK]
+    if ours.failure:
+        return [f"{name}: {OURS} failed: {ours.failure}"]
+    found = []
+    if ours.losses != stock.losses:
+        found.append(f"{name}: losses differ from stock's")
+    if ours.figures.get("digest") != stock.figures.get("digest"):
+        found.append(f"{name}: results differ from stock's")
+    fbgemm = runs.get(FBGEMM)
+    if fbgemm and not fbgemm.failure:
+        there, here = fbgemm.figures["checksum"], stock.figures["checksum"]
+        if abs(there - here) > 1e-4 * abs(here):
+            found.append(f"{name}: {FBGEMM} computes {there}, stock {here}")
+    return found
+
+
+# -- Markdown ---------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def spread(value: float | None, ends: tuple[float, float] | None) -> str:
+    """'1.23 (1.20-1.30)'."""
+    if value is None:
+        return "–"
+    return f"{number(value)} ({number(ends[0])}-{number(ends[1])})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """All tables; a group that has no result has none."""
+    parts = []
+    groups = {STEPS: _steps, SCALING: _scaling}
+    for group in dict.fromkeys(result.labels["group"] for result in results):
+        chosen = [r for r in results if r.labels["group"] == group]
+        parts += [f"## {group.capitalize()}", groups.get(group, _kernels)(chosen)]
+        failed = [r for r in chosen if r.failure]
+        if failed:
+            notes = [
+                f"- {' '.join(r.labels.values())}, {r.contender}: {r.failure}"
+                for r in failed
+            ]
+            parts.append("Without figures:\n\n" + "\n".join(notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _steps(results: Sequence[Result]) -> str:
+    head = (
+        "case", "form", "way", "contender", "step ms", "steps/s", "x stock",
+        "first step s", "peak MiB", "ops in graph", "ops a step",
+    )  # fmt: skip
+    return table(
+        head,
+        [
+            (
+                result.labels["case"],
+                result.labels["form"],
+                result.labels["way"],
+                result.contender,
+                spread(result.step_ms, result.quartiles_ms),
+                number(1e3 / result.step_ms if result.step_ms else None, 0),
+                spread(result.to_stock, result.to_stock_quartiles),
+                number(result.first_s),
+                number(result.peak_mib, 0),
+                number(result.ops_graph, 0),
+                number(result.ops_executed, 0),
+            )
+            for result in results
+        ],
+    )
+
+
+def _scaling(results: Sequence[Result]) -> str:
+    head = ("case", "contender", "step ms", "steps/s", "x stock")
+    return table(
+        head,
+        [
+            (
+                result.labels["case"],
+                result.contender,
+                spread(result.step_ms, result.quartiles_ms),
+                number(1e3 / result.step_ms if result.step_ms else None, 0),
+                spread(result.to_stock, result.to_stock_quartiles),
+            )
+            for result in results
+        ],
+    )
+
+
+def _kernels(results: Sequence[Result]) -> str:
+    head = (
+        "case", "contender", "call ms", "x stock", "x the copy's time",
+        "ids", "unique rows", "MiB to move",
+    )  # fmt: skip
+    limits = {r.labels["case"]: r.step_ms for r in results if r.contender == COPY}
+    rows = []
+    for result in results:
+        limit = limits.get(result.labels["case"])
+        to_limit = result.step_ms / limit if limit and result.step_ms else None
+        rows.append(
+            (
+                result.labels["case"],
+                result.contender,
+                spread(result.step_ms, result.quartiles_ms),
+                spread(result.to_stock, result.to_stock_quartiles),
+                number(to_limit),
+                number(result.more.get("ids"), 0),
+                number(result.more.get("unique_rows"), 0),
+                number(result.more.get("bytes", 0) / 2**20, 1),
+            )
+        )
+    return table(head, rows)
+
+
+def to_json(machine: dict, results: Sequence[Result], bad: Sequence[str]) -> str:
+    figures = {
+        "machine": machine,
+        "problems": list(bad),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+    return json.dumps(figures, indent=2) + "\n"

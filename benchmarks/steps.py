@@ -1,0 +1,137 @@
+"""Training steps of one contender, in a process of its own; benchmarks/race.py."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+
+import picasso_tf
+from benchmarks import counts
+from benchmarks.cases import ESTIMATOR, KERAS, NO_META, OURS, SESSION, SPARSE, StepCase
+from benchmarks.data import step_batches
+from benchmarks.gate import Gate
+from benchmarks.models import Feeds, make_variables, to_sparse, train_op
+
+tf1 = tf.compat.v1
+TRACED = tf1.RunOptions(
+    trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True
+)
+
+
+def config_of(contender: str, threads: int, base=None) -> tf1.ConfigProto:
+    config = tf1.ConfigProto()
+    config.CopyFrom(base or tf1.ConfigProto())
+    config.intra_op_parallelism_threads = threads
+    config.inter_op_parallelism_threads = threads
+    if contender == NO_META:
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+    if contender == OURS:
+        # Strict: a pass that fails shall end the run, not slow it down.
+        return picasso_tf.session_config(config, picasso_tf.Options(strict=True))
+    return config
+
+
+def traced(metadata) -> dict[str, int]:
+    return {
+        "ops_graph": counts.in_graph(metadata.partition_graphs),
+        "ops_executed": counts.executed(metadata.step_stats),
+    }
+
+
+def run_session(gate: Gate, case: StepCase, contender: str) -> None:
+    batches = step_batches(case)
+    gate.imported()
+    with tf1.Graph().as_default():
+        feeds = Feeds.of(case)
+        variables = make_variables(case.workload)
+        fetches = train_op(
+            contender, case, variables, feeds.ids, feeds.dense, feeds.labels
+        )
+        values = [feeds.values(batch) for batch in batches]
+        session = tf1.Session(config=config_of(contender, case.threads))
+        session.run(tf1.global_variables_initializer())
+    call = session.make_callable(list(fetches), feeds.tensors)
+    going = gate.ready()
+    while going:
+        going = gate.step(call(*values[gate.count % len(values)])[0])
+    metadata = tf1.RunMetadata()
+    given = dict(zip(feeds.tensors, values[0], strict=True))
+    session.run(fetches, given, options=TRACED, run_metadata=metadata)
+    gate.finish(**traced(metadata))
+
+
+def run_estimator(gate: Gate, case: StepCase, contender: str) -> None:
+    from tensorflow_estimator.python.estimator import run_config
+
+    tf.get_logger().setLevel("ERROR")
+    batches = step_batches(case)
+    gate.imported()
+
+    def input_fn():
+        ids = {f"ids_{i}": [batch.ids[i] for batch in batches] for i in range(tables)}
+        features = ids | {"dense": [batch.dense for batch in batches]}
+        data = (features, [batch.labels for batch in batches])
+        return tf.data.Dataset.from_tensor_slices(data).repeat().prefetch(2)
+
+    def model_fn(features, labels, mode):
+        ids = [features[f"ids_{i}"] for i in range(tables)]
+        if case.form == SPARSE:
+            ids = [to_sparse(padded) for padded in ids]
+        variables = make_variables(case.workload)
+        loss, train = train_op(
+            contender, case, variables, ids, features["dense"], labels
+        )
+        hooked["loss"] = loss
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
+
+    class Steps(tf1.train.SessionRunHook):
+        stopped, figures = False, None
+
+        def before_run(self, context):
+            options = TRACED if self.stopped else None
+            return tf1.train.SessionRunArgs(hooked["loss"], options=options)
+
+        def after_run(self, context, values):
+            if self.stopped:
+                self.figures = traced(values.run_metadata)
+                context.request_stop()
+            elif not gate.step(float(values.results)):
+                self.stopped = True
+
+    tables = case.workload.tables
+    hooked = {}
+    hook = Steps()
+    base = run_config.get_default_session_config()
+    with tempfile.TemporaryDirectory() as folder:
+        estimator = tf.estimator.Estimator(
+            model_fn,
+            folder,
+            tf.estimator.RunConfig(
+                save_checkpoints_steps=None,
+                save_checkpoints_secs=None,
+                save_summary_steps=None,
+                log_step_count_steps=None,
+                session_config=config_of(contender, case.threads, base),
+            ),
+        )
+        gate.ready()
+        estimator.train(input_fn, hooks=[hook])
+    gate.finish(**hook.figures)
+
+
+def main() -> None:
+    gate = Gate()
+    case = StepCase.from_dict(gate.job["case"])
+    if case.way == KERAS:
+        from benchmarks.keras_steps import run_keras as run
+    else:
+        run = {SESSION: run_session, ESTIMATOR: run_estimator}[case.way]
+    run(gate, case, gate.job["contender"])
+
+
+if __name__ == "__main__":
+    main()
