@@ -47,7 +47,13 @@ test-slow: build
 zoo: build
 	$(BIN)/python -m benchmarks.zoo --optimizers adam --quick --check
 
-bench: build
+# The quick mode. BENCH_ARGS="steps W200 session", "kernels", "scaling --write", ...
+BENCH_ARGS ?= --quick
+$(VENV)/.bench: $(READY)
+	$(BIN)/pip install -q "matplotlib>=3.8"
+	touch $@
+
+bench: build $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 LINT := .venv/lint

@@ -68,9 +68,8 @@ def reason_to_skip(case: Case, version: str) -> str:
         return "TensorFlow 2.15 was the last with Estimator"
     if case.workload.model == "deepfm" and not old:
         return "DeepCTR needs Keras 2: TensorFlow 2.15"
-    need = case.workload.table_bytes * len(case.contenders) * 1.5
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if need > max(free, _available()):
+    need = case.workload.table_bytes * len(case.contenders) * 1.2
+    if need > _available():
         return f"needs {need / 2**30:.0f} GiB of free memory"
     return ""
 
@@ -88,7 +87,7 @@ def jobs_of(case: Case, fbgemm: pathlib.Path | None) -> list[Job]:
         message = {"case": dataclasses.asdict(case), "contender": contender}
         if isinstance(case, StepCase):
             jobs.append(Job(contender, "benchmarks.steps", message))
-        elif contender == cases.FBGEMM:
+        elif contender in (cases.FBGEMM, cases.FBGEMM_1):
             if fbgemm:
                 job = Job(contender, "benchmarks.fbgemm", message, str(fbgemm))
                 jobs.append(job)
@@ -149,7 +148,10 @@ def main() -> None:
         pace = dataclasses.replace(pace, limit_s=arguments.limit)
     about = machine()
     if arguments.write:
-        from benchmarks import plots  # before hours of measuring, if it is missing
+        try:  # before hours of measuring
+            from benchmarks import plots
+        except ImportError as error:
+            parser.error(f"--write needs matplotlib (pip install '.[bench]'): {error}")
     results, bad = _measure(chosen, pace, arguments, about["tensorflow"])
     text = report.markdown(results)
     print(text)

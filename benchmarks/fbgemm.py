@@ -17,7 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks.cases import KernelCase
+from benchmarks.cases import FBGEMM_1, KernelCase
 from benchmarks.data import Bags, bag_batches, output_gradient, table
 from benchmarks.gate import Gate
 
@@ -33,7 +33,8 @@ def tensors(bags: Bags) -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     gate = Gate()
     case = KernelCase.from_dict(gate.job["case"])
-    torch.set_num_threads(case.threads or len(os.sched_getaffinity(0)))
+    threads = case.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(1 if gate.job["contender"] == FBGEMM_1 else threads)
     batches = [tensors(bags) for bags in bag_batches(case)]
     gate.imported()
     spec = (case.rows, case.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.data import BATCHES
 
+_LONGEST_REASON = 300
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -128,12 +129,18 @@ class Worker:
         self._errors.close()
 
     def _reason(self) -> str:
-        """The last line that looks like an exception's."""
         status = self._process.wait()
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().splitlines()]
-        said = [line for line in lines if "Error" in line.split(":")[0]]
-        return (said or lines or [f"ended with status {status}"])[-1][:300]
+        return reason_in(self._errors.read()) or f"ended with status {status}"
+
+
+def reason_in(errors: str) -> str:
+    """The line of an error output that tells most; empty: there is none."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    # Of what XLA refuses, TensorFlow's exception itself says nothing.
+    refused = [line for line in lines if "unsupported operations" in line]
+    raised = [line for line in lines if "Error" in line.split(":")[0]]
+    return (refused or raised or lines or [""])[-1][:_LONGEST_REASON]
 
 
 def race(jobs: Sequence[Job], pace: Pace) -> dict[str, Run]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import numpy as np
 import tensorflow as tf
 
 import picasso_tf
@@ -72,9 +74,11 @@ def run_estimator(gate: Gate, case: StepCase, contender: str) -> None:
     gate.imported()
 
     def input_fn():
-        ids = {f"ids_{i}": [batch.ids[i] for batch in batches] for i in range(tables)}
-        features = ids | {"dense": [batch.dense for batch in batches]}
-        data = (features, [batch.labels for batch in batches])
+        features = {
+            f"ids_{i}": _stack(b.ids[i] for b in batches) for i in range(tables)
+        }
+        features["dense"] = _stack(batch.dense for batch in batches)
+        data = (features, _stack(batch.labels for batch in batches))
         return tf.data.Dataset.from_tensor_slices(data).repeat().prefetch(2)
 
     def model_fn(features, labels, mode):
@@ -121,6 +125,10 @@ def run_estimator(gate: Gate, case: StepCase, contender: str) -> None:
         gate.ready()
         estimator.train(input_fn, hooks=[hook])
     gate.finish(**hook.figures)
+
+
+def _stack(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    return np.stack(list(arrays))
 
 
 def main() -> None:
