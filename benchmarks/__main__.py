@@ -161,7 +161,7 @@ def main() -> None:
     if bad:
         sys.exit("\n".join(bad))
     if arguments.write:
-        plots.write_page(DOCS, about, results, text, arguments.words)
+        plots.write_page(DOCS, about, results, text, sys.argv[1:])
 
 
 def _measure(chosen, pace: Pace, arguments, version: str):

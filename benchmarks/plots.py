@@ -53,14 +53,15 @@ def draw(results: Sequence[Result], folder: pathlib.Path) -> list[pathlib.Path]:
     return paths
 
 
-def page(about: dict, text: str, plots: Sequence[str], words: Sequence[str]) -> str:
+def page(about: dict, text: str, plots: Sequence[str], arguments: Sequence[str]) -> str:
     """docs/performance.md."""
-    command = " ".join(["python -m benchmarks", *words, "--write"])
+    command = " ".join(["python -m benchmarks", *arguments])
     caches = ", ".join(f"{name} {size}" for name, size in about["caches"].items())
     parts = [
         "# Performance",
-        f"Written by `{command}`: TensorFlow {about['tensorflow']}, {about['cores']} "
-        f"cores of {about['cpu']} ({caches}), load {about['load']} at the start.",
+        f"Written by `{command}`.",
+        f"TensorFlow {about['tensorflow']}; {about['cores']} cores of {about['cpu']} "
+        f"({caches}); load {about['load']} at the start.",
         METHOD,
         *(f"![{pathlib.Path(plot).stem}]({plot})" for plot in plots),
         text,
@@ -98,8 +99,8 @@ def write_page(
     about: dict,
     results: Sequence[Result],
     text: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
 ) -> None:
     paths = draw(results, docs / FOLDER)
     plots = [str(path.relative_to(docs)) for path in paths]
-    (docs / "performance.md").write_text(page(about, text, plots, words))
+    (docs / "performance.md").write_text(page(about, text, plots, arguments))
