@@ -37,7 +37,7 @@ class Pace:
     limit_s: float = 300.0
 
 
-QUICK = Pace(rounds=5, block_s=0.1, limit_s=30.0)
+QUICK = Pace(rounds=5, block_s=0.1, limit_s=60.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -19,6 +19,7 @@ from benchmarks.gate import Gate
 from benchmarks.models import Feeds, make_variables, to_sparse, train_op
 
 tf1 = tf.compat.v1
+CHUNK_BYTES = 256 * 2**20
 TRACED = tf1.RunOptions(
     trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True
 )
@@ -55,7 +56,7 @@ def run_session(gate: Gate, case: StepCase, contender: str) -> None:
         )
         values = [feeds.values(batch) for batch in batches]
         session = tf1.Session(config=config_of(contender, case.threads))
-        session.run(tf1.global_variables_initializer())
+        _initialize(session, tf1.global_variables())
     call = session.make_callable(list(fetches), feeds.tensors)
     going = gate.ready()
     while going:
@@ -64,6 +65,18 @@ def run_session(gate: Gate, case: StepCase, contender: str) -> None:
     given = dict(zip(feeds.tensors, values[0], strict=True))
     session.run(fetches, given, options=TRACED, run_metadata=metadata)
     gate.finish(**traced(metadata))
+
+
+def _initialize(session: tf1.Session, variables: Sequence[tf.Variable]) -> None:
+    """Not all at once: the drawn values would be the peak of memory."""
+    chunk, size = [], 0
+    for variable in variables:
+        chunk.append(variable.initializer)
+        size += variable.shape.num_elements() * variable.dtype.size
+        if size > CHUNK_BYTES:
+            session.run(chunk)
+            chunk, size = [], 0
+    session.run(chunk)
 
 
 def run_estimator(gate: Gate, case: StepCase, contender: str) -> None:
