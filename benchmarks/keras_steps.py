@@ -151,7 +151,9 @@ def _model(case: StepCase):
 
 def _dense(units: int, activation: str, seed: int):
     uniform = keras.initializers.RandomUniform(seed=seed)
-    return keras.layers.Dense(units, activation, kernel_initializer=uniform)
+    return keras.layers.Dense(
+        units, activation, kernel_initializer=uniform, name=f"layer_{seed}"
+    )
 
 
 def _deepfm(workload: Workload, batches: list[Batch]):

@@ -90,7 +90,7 @@ every step, bit by bit, or the run fails.
 - Kernels: a call of TensorFlow includes feeding 26 tensors of ids (78 for bags), of
   FBGEMM one of ids and one of offsets. Bytes to move: ids, distinct rows and pooled
   rows once each; for updates the gradient too, and distinct rows and slots once read
-  and once written. The copy moves as many, from a buffer as large as the tables.
+  and once written. The copy reads and writes as many in all, the same in each call.
 - Scaling: 100 tables of 1,000 x 16, batch 512, but for what is varied."""
 
 
