@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,6 +35,7 @@ NO_WORK = ("VarHandleOp", "ReadVariableOp", "Const", "Placeholder", "_Arg")
 # Written as a subgraph per pair of fields: 325 of them, with all 26 fields.
 OF_PAIRS = ("FiBiNET", "ONN", "FwFM", "DeepFEFM")
 FEWER_FIELDS = 10
+JOBS_OF_A_PROCESS = 6  # roughly
 # What `--check` asks for.
 LEAST_PACKED, MOST_OPS = 0.9, 0.2
 LOOKUP_OPS = ("ResourceGather", "GatherV2")
@@ -458,6 +459,26 @@ def document(rows: dict[str, list[Row]], command: str) -> str:
     return "\n".join(parts)
 
 
+def results_of(jobs, arguments) -> Iterator[tuple[str, str, Row]]:
+    """(title, model, row) of all jobs, in their order.
+
+    In new processes now and then, since TensorFlow keeps the functions of all models.
+    (An executor's own max_tasks_per_child can wait for ever in Python 3.11.)
+    """
+    a_pool = JOBS_OF_A_PROCESS * arguments.jobs
+    for begin in range(0, len(jobs), a_pool):
+        some = jobs[begin : begin + a_pool]
+        with futures.ProcessPoolExecutor(
+            arguments.jobs, multiprocessing.get_context("spawn")
+        ) as pool:
+            running = [
+                pool.submit(measure, model, optimizer, arguments.data, arguments.quick)
+                for _, model, optimizer in some
+            ]
+            for (title, model, _), job in zip(some, running, strict=True):
+                yield title, model, job.result()
+
+
 def main() -> int:
     """Returns 1 if any model trained differently, or, with --check, if too little
     was packed."""
@@ -516,24 +537,13 @@ def main() -> int:
     if arguments.quick:
         command += " --quick"
     rows: dict[str, list[Row]] = collections.defaultdict(list)
-    # New processes now and then: TensorFlow keeps the functions of all models.
-    with futures.ProcessPoolExecutor(
-        arguments.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=6
-    ) as pool:
-        running = [
-            pool.submit(measure, model, optimizer, arguments.data, arguments.quick)
-            for _, model, optimizer in jobs
-        ]
-        for number, ((title, model, _), job) in enumerate(
-            zip(jobs, running, strict=True), 1
-        ):
-            row = job.result()
-            rows[title].append(row)
-            said = row.error or " | ".join(row.cells())
-            print(f"{number} of {len(jobs)}: {model}, {title}: {said}", file=sys.stderr)
-            if arguments.write:  # after each: all of them take long
-                arguments.write.parent.mkdir(parents=True, exist_ok=True)
-                arguments.write.write_text(document(rows, command))
+    for number, (title, model, row) in enumerate(results_of(jobs, arguments), 1):
+        rows[title].append(row)
+        said = row.error or " | ".join(row.cells())
+        print(f"{number} of {len(jobs)}: {model}, {title}: {said}", file=sys.stderr)
+        if arguments.write:  # after each: all of them take long
+            arguments.write.parent.mkdir(parents=True, exist_ok=True)
+            arguments.write.write_text(document(rows, command))
     print(document(rows, command))
     if not arguments.check:
         return int(not all(row.same for of in rows.values() for row in of))
