@@ -8,6 +8,7 @@ import tensorflow as tf
 from graphs import assert_same, check, ops_of, run, spell, table, tf1
 
 import picasso_tf
+from picasso_tf.graph import GraphView
 from picasso_tf.options import Options
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -513,3 +514,17 @@ def test_serving_graphs_have_nothing_left_to_the_run():
     assert not report.notes
     assert ops_of(after)["PicassoPackedSparseReshape"] == 1
     assert ops_of(after)["SparseReshape"] == 0
+
+
+def test_guard_behind_a_merge_with_what_always_runs():
+    """One input of the Merge is behind a Switch, the other behind none."""
+    with tf.Graph().as_default() as graph:
+        value, chosen = tf.constant(1.0), tf1.placeholder(tf.bool, [], name="chosen")
+        taken = tf.raw_ops.Switch(data=value, pred=chosen).output_true
+        inside = tf.negative(taken, name="inside")
+        always = tf.constant(2.0)
+        merged = tf.raw_ops.Merge(inputs=[inside, always]).output
+        tf.negative(merged, name="behind")
+    view = GraphView(graph.as_graph_def().node)
+    assert view.guard("inside") == {(("chosen", 0), 1)}
+    assert view.guard("behind") == frozenset()
