@@ -145,7 +145,7 @@ class GraphView:
             if node.name in held or node.name in self.feeds or has_effect(node.op):
                 continue
             held.add(node.name)
-            readers = [self._list[index] for index in self.edges()[1][node.index]]
+            readers = self.followers(node.name)
             if node.op in ("NextIteration", "RefNextIteration"):
                 readers += [reader for reader, _ in self.consumers((node.name, 0))]
             pending.extend(
@@ -321,6 +321,10 @@ class GraphView:
                 if follower not in seen:
                     seen.add(follower)
                     pending.append(follower)
+
+    def followers(self, name: str) -> list[Node]:
+        """Who reads a node or waits for it, with repetitions; no edge closes a loop."""
+        return [self._list[index] for index in self.edges()[1][self.nodes[name].index]]
 
     def sources(self, node: Node) -> Iterable[str]:
         """Names of nodes that must run before `node`, with repetitions."""

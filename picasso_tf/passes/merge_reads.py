@@ -110,17 +110,13 @@ class _Classes:
         self._known: dict[Hashable, str] = {}
         self._constants: dict[str, str] = {}
         self._pending: collections.deque[Node] = collections.deque()
-        self._readers: dict[str, list[Node]] = {}
-        for node in view.nodes.values():
-            for name in {*(name for name, _ in node.inputs), *node.controls}:
-                self._readers.setdefault(name, []).append(node)
 
     def find(self, reads: list[Node]) -> list[list[str]]:
         """The classes of two or more nodes."""
         self._reads = frozenset(read.name for read in reads)
         self._pending.extend(reads)
         for read in reads:  # of one read, equal things may be computed again
-            self._pending.extend(self._readers.get(read.name, ()))
+            self._pending.extend(self._view.followers(read.name))
         while self._pending:
             node = self._pending.popleft()
             if not self._may_merge(node):
@@ -148,7 +144,7 @@ class _Classes:
         names = self._members.setdefault(b, [b])
         moving = self._members.pop(a, [a])
         for name in (*moving, *(names if len(names) == 1 else ())):
-            self._pending.extend(self._readers.get(name, ()))
+            self._pending.extend(self._view.followers(name))
         names.extend(moving)
         self._parent[a] = b
 
