@@ -13,14 +13,17 @@ import tensorflow as tf
 from benchmarks.cases import KernelCase
 from benchmarks.data import Bags, bag_batches, output_gradient, table
 from benchmarks.gate import Gate
+from benchmarks.inputs import iterate
 from benchmarks.steps import config_of
 
 tf1 = tf.compat.v1
 
 
-def feed_values(case: KernelCase, bags: Bags) -> list[np.ndarray]:
-    """Of the placeholders of `_look_up`, table by table."""
-    if case.kind != "bags":
+def arrays_of(case: KernelCase, bags: Bags) -> list[np.ndarray]:
+    """What `_look_up` reads, table by table; for an update, also the gradient."""
+    if case.kind == "update":
+        return [*bags.ids, output_gradient(case)]
+    if case.kind == "lookup":
         return bags.ids
     values = []
     for ids, lengths in zip(bags.ids, bags.lengths, strict=True):
@@ -31,24 +34,25 @@ def feed_values(case: KernelCase, bags: Bags) -> list[np.ndarray]:
     return values
 
 
-def _look_up(case: KernelCase, variables) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The pooled rows of all tables side by side, and the placeholders."""
-    rows, feeds = [], []
-    for variable in variables:
-        if case.kind != "bags":
-            feeds.append(tf1.placeholder(tf.int64, [None]))
-            rows.append(tf.nn.embedding_lookup(variable, feeds[-1]))
-            continue
-        ids = tf1.sparse_placeholder(tf.int64, [None, None])
-        feeds += [ids.indices, ids.values, ids.dense_shape]
+def _look_up(case: KernelCase, variables, tensors) -> tf.Tensor:
+    """The pooled rows of all tables side by side."""
+    if case.kind != "bags":
+        ids = tensors[: case.tables]
+        rows = map(tf.nn.embedding_lookup, variables, ids)
+        return tf.concat(list(rows), 1)
+    rows = []
+    for i, variable in enumerate(variables):
+        indices, values, shape = tensors[3 * i : 3 * i + 3]
+        shape.set_shape([2])
+        ids = tf.SparseTensor(indices, values, shape)
         rows.append(tf.nn.embedding_lookup_sparse(variable, ids, None, combiner="sum"))
-    return tf.concat(rows, 1), feeds
+    return tf.concat(rows, 1)
 
 
 def main() -> None:
     gate = Gate()
     case = KernelCase.from_dict(gate.job["case"])
-    batches = [feed_values(case, bags) for bags in bag_batches(case)]
+    batches = [arrays_of(case, bags) for bags in bag_batches(case)]
     gate.imported()
     with tf1.Graph().as_default():
         value = tf1.placeholder(tf.float32, [case.rows, case.dim])
@@ -59,30 +63,30 @@ def main() -> None:
             for i in range(case.tables)
         ]
         assigns = [tf1.assign(variable, value).op for variable in variables]
-        pooled, feeds = _look_up(case, variables)
+        tensors, start = iterate(batches)
+        pooled = _look_up(case, variables, tensors)
         call = pooled.op
         if case.kind == "update":
-            feeds.append(tf1.placeholder(tf.float32, pooled.shape))
-            gradients = tf1.gradients(pooled, variables, feeds[-1])
+            gradients = tf1.gradients(pooled, variables, tensors[-1])
             optimizer = tf1.train.AdagradOptimizer(0.01, 0.1)
             pairs = zip(gradients, variables, strict=True)
             call = optimizer.apply_gradients(pairs)
-            for batch in batches:
-                batch.append(output_gradient(case))
         config = config_of(gate.job["contender"], case.threads)
         session = tf1.Session(config=config)
         session.run(tf1.global_variables_initializer())
         for i, assign in enumerate(assigns):
             session.run(assign, {value: table(case, i)})
-    step = session.make_callable(call, feeds)
+        session.run(start)
+    step = session.make_callable(call)
     going = gate.ready()
     while going:
-        step(*batches[gate.count % len(batches)])
+        step()
         going = gate.step()
     if case.kind == "update":
         result = session.run(variables[0])
     else:
-        result = session.run(pooled, dict(zip(feeds, batches[0], strict=True)))
+        session.run(start)
+        result = session.run(pooled)
     gate.finish(
         digest=hashlib.sha256(result.tobytes()).hexdigest(),
         checksum=float(np.abs(result).sum(dtype=np.float64)),

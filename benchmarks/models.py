@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -129,40 +130,27 @@ def to_sparse(ids: tf.Tensor) -> tf.SparseTensor:
     return tf.SparseTensor(where, tf.gather_nd(ids, where), shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Feeds:
-    """Placeholders, and what a batch gives them."""
+def arrays_of(batch: Batch) -> list[np.ndarray]:
+    """A batch's arrays, for `inputs_of`."""
+    arrays = []
+    for ids in batch.ids:
+        if ids.ndim == 1:
+            arrays.append(ids)
+            continue
+        where = np.argwhere(ids >= 0)
+        arrays += [where, ids[tuple(where.T)], np.array(ids.shape, np.int64)]
+    return [*arrays, batch.dense, batch.labels]
 
-    ids: list  # placeholders, or SparseTensors of placeholders
-    dense: tf.Tensor
-    labels: tf.Tensor
 
-    @classmethod
-    def of(cls, case: StepCase) -> Feeds:
-        count = case.workload.tables
-        if case.form == SPARSE:
-            shape = [None, None]
-            ids = [tf1.sparse_placeholder(tf.int64, shape) for _ in range(count)]
-        else:
-            ids = [tf1.placeholder(tf.int64, [None]) for _ in range(count)]
-        dense = tf1.placeholder(tf.float32, [None, case.workload.dense])
-        return cls(ids, dense, tf1.placeholder(tf.float32, [None, 1]))
+def inputs_of(case: StepCase, tensors: Sequence[tf.Tensor]):
+    """(ids, dense, labels) of the tensors of `arrays_of`."""
+    *ids, dense, labels = tensors
+    if case.form == SPARSE:
+        fields = range(0, len(ids), 3)
+        ids = [tf.SparseTensor(*ids[i : i + 2], _of_rank(ids[i + 2], 2)) for i in fields]
+    return ids, dense, labels
 
-    @property
-    def tensors(self) -> list[tf.Tensor]:
-        flat = []
-        for ids in self.ids:
-            sparse = isinstance(ids, tf.SparseTensor)
-            flat += [ids.indices, ids.values, ids.dense_shape] if sparse else [ids]
-        return [*flat, self.dense, self.labels]
 
-    def values(self, batch: Batch) -> list[np.ndarray]:
-        """For `tensors`."""
-        flat = []
-        for ids in batch.ids:
-            if ids.ndim == 1:
-                flat.append(ids)
-                continue
-            where = np.argwhere(ids >= 0)
-            flat += [where, ids[tuple(where.T)], np.array(ids.shape, np.int64)]
-        return [*flat, batch.dense, batch.labels]
+def _of_rank(shape: tf.Tensor, rank: int) -> tf.Tensor:
+    shape.set_shape([rank])
+    return shape

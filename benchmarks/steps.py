@@ -16,7 +16,14 @@ from benchmarks import counts
 from benchmarks.cases import ESTIMATOR, KERAS, NO_META, OURS, SESSION, SPARSE, StepCase
 from benchmarks.data import step_batches
 from benchmarks.gate import Gate
-from benchmarks.models import Feeds, make_variables, to_sparse, train_op
+from benchmarks.inputs import iterate
+from benchmarks.models import (
+    arrays_of,
+    inputs_of,
+    make_variables,
+    to_sparse,
+    train_op,
+)
 
 tf1 = tf.compat.v1
 CHUNK_BYTES = 256 * 2**20
@@ -49,21 +56,18 @@ def run_session(gate: Gate, case: StepCase, contender: str) -> None:
     batches = step_batches(case)
     gate.imported()
     with tf1.Graph().as_default():
-        feeds = Feeds.of(case)
+        tensors, start = iterate([arrays_of(batch) for batch in batches])
         variables = make_variables(case.workload)
-        fetches = train_op(
-            contender, case, variables, feeds.ids, feeds.dense, feeds.labels
-        )
-        values = [feeds.values(batch) for batch in batches]
+        fetches = train_op(contender, case, variables, *inputs_of(case, tensors))
         session = tf1.Session(config=config_of(contender, case.threads))
         _initialize(session, tf1.global_variables())
-    call = session.make_callable(list(fetches), feeds.tensors)
+        session.run(start)
+    step = session.make_callable(list(fetches))
     going = gate.ready()
     while going:
-        going = gate.step(call(*values[gate.count % len(values)])[0])
+        going = gate.step(step()[0])
     metadata = tf1.RunMetadata()
-    given = dict(zip(feeds.tensors, values[0], strict=True))
-    session.run(fetches, given, options=TRACED, run_metadata=metadata)
+    session.run(fetches, options=TRACED, run_metadata=metadata)
     gate.finish(**traced(metadata))
 
 
@@ -92,7 +96,7 @@ def run_estimator(gate: Gate, case: StepCase, contender: str) -> None:
         }
         features["dense"] = _stack(batch.dense for batch in batches)
         data = (features, _stack(batch.labels for batch in batches))
-        return tf.data.Dataset.from_tensor_slices(data).repeat().prefetch(2)
+        return tf.data.Dataset.from_tensor_slices(data).cache().repeat().prefetch(2)
 
     def model_fn(features, labels, mode):
         ids = [features[f"ids_{i}"] for i in range(tables)]

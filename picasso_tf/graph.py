@@ -7,7 +7,7 @@ plain values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tensorflow.core.framework import node_def_pb2
@@ -30,8 +30,9 @@ from picasso_tf.shapes import Shapes
 Waits = Mapping[str, Collection[str]]
 
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
-# Nodes looked at before a barrier is taken as it is.
-_EFFECTS_LIMIT = 20_000
+# Effects in front of a node before a barrier is taken as it is.
+_EFFECTS_LIMIT = 4_096
+_NONE: frozenset[str] = frozenset()
 _JOINS_CONTROL_FLOW = frozenset(
     {"Merge", "RefMerge", "Exit", "RefExit", "Enter", "RefEnter"}
 )
@@ -96,9 +97,18 @@ class GraphView:
         self._held: set[str] | None = None
         self._constants: dict[str, Any] = {}
         self._constant_ints: dict[str, list[int]] = {}
-        self._effects: dict[tuple[str, str], frozenset[str] | None] = {}
+        self._effects: dict[str, frozenset[str] | None] = {}
+        self._once: dict[tuple[Callable, str], Any] = {}
         self._guards: dict[str, frozenset] | None = None
         self._frames: dict[str, tuple[str, ...]] = {}
+
+    def once(self, function: Callable[[GraphView, Node], Any], node: Node) -> Any:
+        """`function(view, node)`, computed at its first use: for what is asked of
+        one node for each of its many outputs."""
+        key = (function, node.name)
+        if key not in self._once:
+            self._once[key] = function(self, node)
+        return self._once[key]
 
     # -- structure ---------------------------------------------------------
 
@@ -414,32 +424,38 @@ class GraphView:
         computed, by a NoOp in front of an Identity each. Inherited as it is,
         such an edge would keep alive what a pack replaces.
         """
-        key = (name, known)
-        if key not in self._effects:
-            self._effects[key] = self._find_effects(name, known)
-        return self._effects[key]
+        before, behind = self._effects_of(name), self._effects_of(known)
+        if before is None or behind is None:
+            return None
+        # Whoever reads `known` waits for all that it waits for.
+        return before - behind - {known}
 
-    def _find_effects(self, name: str, known: str) -> frozenset[str] | None:
-        effects = set()
-        seen = {known}
+    def _effects_of(self, name: str) -> frozenset[str] | None:
+        """The node, if it has an effect; else the nearest nodes with effects that it
+        waits for. None: too many. Found once for each node, inputs first."""
+        known = self._effects
         pending = [name]
         while pending:
-            node = self.nodes.get(pending.pop())
-            if node is None or node.name in seen:
+            current = pending[-1]
+            if current in known:
+                pending.pop()
                 continue
-            seen.add(node.name)
-            if len(seen) > _EFFECTS_LIMIT:
-                return None
-            if node.op in SOURCES:
+            node = self.nodes.get(current)
+            if node is None or node.op in SOURCES:
+                known[current] = _NONE
                 continue
             # Behind these there are branches and other frames, whose nodes may not
             # be waited for from here: wait for these themselves.
             if has_effect(node.op) or node.op in _JOINS_CONTROL_FLOW:
-                effects.add(node.name)
+                known[current] = frozenset((current,))
                 continue
-            pending.extend(tensor[0] for tensor in node.inputs)
-            pending.extend(node.controls)
-        return frozenset(effects)
+            sources = sources_of(node)
+            missing = [source for source in sources if source not in known]
+            if missing:
+                pending.extend(missing)
+                continue
+            known[current] = _union(known[source] for source in sources)
+        return known[name]
 
     # -- control flow ------------------------------------------------------
 
@@ -611,6 +627,17 @@ def _bookkeeping(node: Node) -> Sequence[Tensor]:
     if node.op == "Pack":
         return ()
     return node.inputs[-1:] if node.op == "ConcatV2" else node.inputs[1:]
+
+
+def _union(sets: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """Of sets that are mostly empty or one and the same; None: too large."""
+    union = _NONE
+    for members in sets:
+        if members is None:
+            return None
+        if members and members is not union:
+            union = members if members >= union else union | members
+    return union if len(union) <= _EFFECTS_LIMIT else None
 
 
 def prune(node_defs, roots: Iterable[str]) -> list[Node]:

@@ -27,6 +27,9 @@ _POOLED_GRADIENTS = frozenset(
     for version in ("", "V2")
 )
 _REDUCTIONS = frozenset({"Sum", "Mean", "Prod", "Max", "Min", "Any", "All"})
+# Its shape; else (table's number >= 0) the inputs that are its table and its ids.
+_Output = tuple[Shape | None, int, int]
+_UNKNOWN: _Output = (None, -1, -1)
 
 
 class Shapes:
@@ -157,20 +160,11 @@ class Shapes:
 
     def _of_packed_lookup(self, node: Node, port: int) -> Shape | None:
         """Of an output that one lookup has for itself."""
-        members = node.attr("output_members")
-        if (
-            port >= len(members)
-            or members[port] != 1
-            or node.attr("output_stack")[port]
-        ):
-            return None
-        member = sum(members[:port])
-        declared = node.attr("member_shape")[member]
-        table = node.attr("member_table")[member]
-        bags = node.attr("bag_rows", [])
-        if declared is not None or table < 0 or (bags and bags[member] >= 0):
+        outputs = self._view.once(_outputs_of_lookups, node)
+        declared, table, ids = outputs[port] if port < len(outputs) else _UNKNOWN
+        if table < 0:
             return declared
-        ids = self.of(node.inputs[node.attr("N") + node.attr("ids_source")[member]])
+        ids = self.of(node.inputs[ids])
         rows = self._view.table(node.inputs[table]).shape
         return None if ids is None or rows is None else ids + rows[1:]
 
@@ -276,6 +270,26 @@ class Shapes:
             return None
         _, width, squeezed = columns
         return shape[:1] if squeezed else (shape[0], width)
+
+
+def _outputs_of_lookups(_: GraphView, node: Node) -> list[_Output]:
+    """Of each output of a packed lookup."""
+    shapes, tables = node.attr("member_shape"), node.attr("member_table")
+    sources, bags = node.attr("ids_source"), node.attr("bag_rows", [])
+    count, stacked = node.attr("N"), node.attr("output_stack")
+    outputs, member = [], 0
+    for members, stack in zip(node.attr("output_members"), stacked, strict=True):
+        output = _UNKNOWN
+        if members == 1 and not stack:
+            declared, table = shapes[member], tables[member]
+            pooled = bool(bags) and bags[member] >= 0
+            if declared is not None or table < 0 or pooled:
+                output = (declared, -1, -1)
+            else:
+                output = (None, table, count + sources[member])
+        outputs.append(output)
+        member += members
+    return outputs
 
 
 def _sizes(values: Sequence[int | None]) -> Shape:

@@ -80,19 +80,17 @@ def match_slice(view: GraphView, tensor: Tensor) -> Slice | None:
     if node is None:
         return None
     if node.op == "SplitV":
-        sizes = _shapes_behind_sizes(view, node.inputs[1], node.inputs[2])
-        if sizes is None or len(sizes) != node.attr("num_split"):
-            return None
-        return _slice(view, node.inputs[0], node.inputs[2], sizes, tensor[1])
+        parts = view.once(_parts_of_split, node)
+        return parts and _slice(node.inputs[0], parts, tensor[1])
     if node.op == "Slice":
         offset = view.producer(node.inputs[1])
         if offset is None or offset.op != "ConcatOffset":
             return None
-        shapes = offset.inputs[1:]
         part = node.inputs[1][1]
-        if node.inputs[2] != shapes[part]:
+        if node.inputs[2] != offset.inputs[1 + part]:
             return None
-        return _slice(view, node.inputs[0], offset.inputs[0], shapes, part)
+        parts = view.once(_parts_of_offsets, offset)
+        return parts and _slice(node.inputs[0], parts, part)
     if node.op == "Unpack":
         shape = view.shape(tensor)
         axis = node.attr("axis", 0)
@@ -105,21 +103,54 @@ def match_slice(view: GraphView, tensor: Tensor) -> Slice | None:
     return None
 
 
-def _slice(view, source, axis: Tensor, shapes, part: int) -> Slice | None:
-    """The slice for `part` of what was joined from tensors of `shapes`."""
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """Where each of some joined tensors lies: its `sizes` (None: not known), and the
+    sum of those in front of it and behind it."""
+
+    chunk_dims: int
+    sizes: list[int | None]
+    before: list[int | None]
+    behind: list[int | None]
+
+
+def _parts_of_split(view: GraphView, split: Node) -> _Parts | None:
+    shapes = _shapes_behind_sizes(view, split.inputs[1], split.inputs[2])
+    if shapes is None or len(shapes) != split.attr("num_split"):
+        return None
+    return _parts(view, split.inputs[2], shapes)
+
+
+def _parts_of_offsets(view: GraphView, offset: Node) -> _Parts | None:
+    return _parts(view, offset.inputs[0], offset.inputs[1:])
+
+
+def _parts(view: GraphView, axis: Tensor, shapes) -> _Parts | None:
+    """Of what was joined from tensors of these shapes."""
     known = [_shape_value(view, shape) for shape in shapes]
     chunk_dims = _axis_from_end(view, axis, known)
     if chunk_dims is None:
         return None
     sizes = [_elements(shape, chunk_dims) for shape in known]
-    size = sizes[part]
+    behind = _sums_before(sizes[::-1])[::-1]
+    return _Parts(chunk_dims, sizes, _sums_before(sizes), behind)
+
+
+def _sums_before(sizes: list[int | None]) -> list[int | None]:
+    sums: list[int | None] = [0]
+    for size in sizes[:-1]:
+        sums.append(None if None in (size, sums[-1]) else sums[-1] + size)
+    return sums
+
+
+def _slice(source: Tensor, parts: _Parts, part: int) -> Slice | None:
+    size, before, behind = parts.sizes[part], parts.before[part], parts.behind[part]
     if not size:
         return None
-    before, behind = sizes[:part], sizes[part + 1 :]
-    if None not in before:
-        return Slice(source, chunk_dims, sum(before), size)
-    if None not in behind:
-        return Slice(source, chunk_dims, -sum(behind) - size, size)
+    if before is not None:
+        return Slice(source, parts.chunk_dims, before, size)
+    if behind is not None:
+        return Slice(source, parts.chunk_dims, -behind - size, size)
     return None
 
 
