@@ -147,7 +147,9 @@ def inputs_of(case: StepCase, tensors: Sequence[tf.Tensor]):
     *ids, dense, labels = tensors
     if case.form == SPARSE:
         fields = range(0, len(ids), 3)
-        ids = [tf.SparseTensor(*ids[i : i + 2], _of_rank(ids[i + 2], 2)) for i in fields]
+        ids = [
+            tf.SparseTensor(*ids[i : i + 2], _of_rank(ids[i + 2], 2)) for i in fields
+        ]
     return ids, dense, labels
 
 

@@ -139,7 +139,6 @@ class Member(ctypes.Structure):
         ("output_stride", ctypes.c_int64),
         ("chunk_bytes", ctypes.c_int64),
         ("outer", ctypes.c_int64),
-        ("first_unit", ctypes.c_int64),
         ("cast", ctypes.c_int32),
     )
 
@@ -248,8 +247,6 @@ def place(outputs: list[Output], memory: HostMemory, offset: int):
                     width=field.width,
                     stride=ids.shape[1],
                 )
-            if members:
-                member.first_unit = members[-1].first_unit + members[-1].outer
             members.append(member)
             column += field.chunk_bytes
     return (Member * len(members))(*members), addresses

@@ -51,6 +51,7 @@ void BagPlan::Allocate(const SparseIds& s, int64_t bags, int64_t entries) {
   // Without initialising them: all that is read is written.
   offsets_.reset(new int64_t[bags + 1]);
   ids_.reset(new int64_t[entries]);
+  bag_of_.reset(new int64_t[entries]);
   positions_.resize(s.weighted ? entries : 0);
   any_filled_ = false;
 }
@@ -77,7 +78,7 @@ bool BagPlan::BuildOrdered(const SparseIds& s) {
     for (; open < bag; ++open) {
       if (s.fill && offsets_[open] == at) {
         MarkFilled(open);
-        Put(at++, s.default_id, -1);
+        Put(at++, open, s.default_id, -1);
       }
       offsets_[open + 1] = at;
     }
@@ -88,7 +89,7 @@ bool BagPlan::BuildOrdered(const SparseIds& s) {
     const int64_t bag = BagOf(s, rows, i);
     if (bag < open || bag >= bags || !HasWeight(s, i)) return false;
     close_until(bag);
-    Put(at++, id, i);
+    Put(at++, bag, id, i);
   }
   close_until(bags);
   size_ = at;
@@ -133,11 +134,11 @@ BagError BagPlan::BuildAny(const SparseIds& s) {
   size_ = next[bags];
   if (s.weighted) positions_.resize(size_);
   for (int64_t b = 0; b < bags; ++b) {
-    if (filled(b)) Put(next[b], s.default_id, -1);
+    if (filled(b)) Put(next[b], b, s.default_id, -1);
   }
   // Entries of a bag keep their order, as in SparseFillEmptyRows.
   for (int64_t i = 0; i < count; ++i) {
-    if (row_of[i] >= 0) Put(next[row_of[i]]++, ids[i], i);
+    if (row_of[i] >= 0) Put(next[row_of[i]]++, row_of[i], ids[i], i);
   }
   return {};
 }

@@ -59,7 +59,8 @@ class BagPlan {
   int64_t size() const { return size_; }
   // [bags + 1]: bag b has entries [offsets[b], offsets[b + 1]).
   const int64_t* offsets() const { return offsets_.get(); }
-  const int64_t* ids() const { return ids_.get(); }  // [size]
+  const int64_t* ids() const { return ids_.get(); }        // [size]
+  const int64_t* bag_of() const { return bag_of_.get(); }  // [size]
   // Position of each entry in the source; -1 for a default id. Empty unless the
   // source has weights.
   const std::vector<int64_t>& positions() const { return positions_; }
@@ -78,8 +79,9 @@ class BagPlan {
   BagError BuildAny(const SparseIds& source);
 
   void Allocate(const SparseIds& source, int64_t bags, int64_t entries);
-  void Put(int64_t at, int64_t id, int64_t position) {
+  void Put(int64_t at, int64_t bag, int64_t id, int64_t position) {
     ids_[at] = id;
+    bag_of_[at] = bag;
     if (!positions_.empty()) positions_[at] = position;
   }
   void MarkFilled(int64_t bag);
@@ -88,6 +90,7 @@ class BagPlan {
   int64_t size_ = 0;
   std::unique_ptr<int64_t[]> offsets_;
   std::unique_ptr<int64_t[]> ids_;
+  std::unique_ptr<int64_t[]> bag_of_;
   std::vector<int64_t> positions_;
   std::vector<char> filled_;
   bool any_filled_ = false;

@@ -42,6 +42,11 @@ struct IdsView {
   int64_t width = 1;               // ids that lie next to each other
   int64_t stride = 1;  // elements from one run of `width` ids to the next
   int64_t rows = 0;    // of the table; used by `mode` alone
+
+  // Whether `data` is just the ids, as int64_t.
+  bool is_plain_int64() const {
+    return is_int64 && !narrow && mode == IdsMode::kPlain && width == stride;
+  }
 };
 
 // Reads ids of one element type. A separate type so that loops are compiled

@@ -46,7 +46,6 @@ struct LookupMember {
   int64_t output_stride = 0;  // bytes
   int64_t chunk_bytes = 0;
   int64_t outer = 0;
-  int64_t first_unit = 0;  // sum of `outer` of the members before this one
   RowCast cast = RowCast::kNone;  // the CUDA kernels do not cast so far
 
   int64_t written_bytes() const {  // of a row

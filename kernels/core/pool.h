@@ -119,47 +119,131 @@ void PoolWeighted(const Bag<T>& bag, const Sum<T>* weights,
 
 }  // namespace pool_internal
 
+// The first bad id of the bags of outer indices [begin, end).
+inline BadId FirstBad(const LookupMember* members, int64_t count, int64_t begin,
+                      int64_t end) {
+  for (int64_t k = 0; k < count; ++k) {
+    const LookupMember& m = members[k];
+    const int64_t inner = m.chunk_bytes / m.row_bytes;
+    const int64_t* const offsets = m.plan->offsets();
+    for (int64_t at = offsets[begin * inner]; at < offsets[end * inner]; ++at) {
+      const int64_t id = m.plan->ids()[at];
+      if (!InRange(id, m.rows)) return {k, at, id};
+    }
+  }
+  return {};
+}
+
+namespace pool_internal {
+
+// Pools bag by bag.
+template <typename T>
+class Pooler {
+ public:
+  explicit Pooler(const LookupMember& m)
+      : plan_(*m.plan),
+        offsets_(plan_.offsets()),
+        table_(reinterpret_cast<const T*>(m.table)),
+        dim_(m.row_bytes / sizeof(T)),
+        combiner_(m.combiner),
+        zeros_(m.zero_filled && plan_.any_filled()),
+        weights_(static_cast<const BagWeights<Sum<T>>*>(m.weights)),
+        of_two_(m.combiner == Combiner::kSum ? Sum<T>(1)
+                : m.combiner == Combiner::kMean
+                    ? Sum<T>(1) / Sum<T>(2)
+                    : Sum<T>(1) / Sum<T>(std::sqrt(2))),
+        zero_(dim_, T(0)),
+        negative_zero_(dim_, T(-0.0f)) {}
+
+  void Pool(int64_t b, T* to) {
+    const int64_t from = offsets_[b], count = offsets_[b + 1] - from;
+    const bool zero = count == 0 || (zeros_ && plan_.filled(b));
+    if (weights_ != nullptr) {
+      if (zero) return Clear(to);
+      const Sum<T>* divisors = weights_->divisors();
+      PoolWeighted<T>(bag(from, count), weights_->weights() + from,
+                      divisors == nullptr ? nullptr : divisors + b, &products_,
+                      to);
+      return;
+    }
+    if constexpr (std::is_same_v<T, Sum<T>>) {
+      if (count <= 2) return PoolFew(from, count, zero, to);
+    }
+    if (zero) return Clear(to);
+    PoolOne<T>(bag(from, count), combiner_, to);
+  }
+
+ private:
+  Bag<T> bag(int64_t from, int64_t count) const {
+    return {table_, plan_.ids() + from, count, dim_};
+  }
+  void Clear(T* to) const {
+    std::memset(static_cast<void*>(to), 0, dim_ * sizeof(T));
+  }
+
+  // Without a branch on how many, which nobody could foretell: -0 is what
+  // changes no sum, 1 no product.
+  void PoolFew(int64_t from, int64_t count, bool zero, T* to) const {
+    const int64_t* const ids = plan_.ids() + from;
+    const T* const first = zero ? zero_.data() : table_ + ids[0] * dim_;
+    const T* const second =
+        count == 2 ? table_ + ids[1] * dim_ : negative_zero_.data();
+    const T factor = count == 2 ? of_two_ : T(1);
+    using namespace Eigen::internal;
+    using P = typename packet_traits<T>::type;
+    constexpr int64_t kSize = packet_traits<T>::size;
+    int64_t j = 0;
+    for (; j + kSize <= dim_; j += kSize) {
+      const P sum = padd(ploadu<P>(first + j), ploadu<P>(second + j));
+      pstoreu(to + j, pmul(sum, pset1<P>(factor)));
+    }
+    for (; j < dim_; ++j) to[j] = (first[j] + second[j]) * factor;
+  }
+
+  const BagPlan& plan_;
+  const int64_t* const offsets_;
+  const T* const table_;
+  const int64_t dim_;
+  const Combiner combiner_;
+  const bool zeros_;
+  const BagWeights<Sum<T>>* const weights_;
+  const Sum<T> of_two_;
+  const std::vector<T> zero_;
+  const std::vector<T> negative_zero_;
+  std::vector<Sum<T>> products_;
+};
+
+}  // namespace pool_internal
+
 // Fills the chunks of outer indices [begin, end) of a member that has a plan;
-// returns the position in the plan of the first bad id, or -1.
+// returns the position in the plan of the first bad id, or -1: then nothing is
+// read.
 template <typename T>
 int64_t PoolRows(const LookupMember& m, int64_t begin, int64_t end) {
-  const BagPlan& plan = *m.plan;
   const int64_t dim = m.row_bytes / sizeof(T);
   if (dim == 0) return -1;
   const int64_t inner = m.chunk_bytes / m.row_bytes;
-  const int64_t* offsets = plan.offsets();
-  const int64_t last = offsets[end * inner];
+  const int64_t* const offsets = m.plan->offsets();
+  const int64_t* const ids = m.plan->ids();
+  const int64_t first = offsets[begin * inner], last = offsets[end * inner];
+  bool bad = false;
+  for (int64_t e = first; e < last; ++e) bad |= !InRange(ids[e], m.rows);
+  for (int64_t e = first; bad && e < last; ++e) {
+    if (!InRange(ids[e], m.rows)) return e;
+  }
   constexpr int64_t kAhead = 16;
-  int64_t asked = offsets[begin * inner];
-  const auto* weights = static_cast<const BagWeights<Sum<T>>*>(m.weights);
-  std::vector<Sum<T>> products;
+  pool_internal::Pooler<T> pooler(m);
+  int64_t asked = first;
   for (int64_t o = begin; o < end; ++o) {
     T* to = reinterpret_cast<T*>(m.output + o * m.output_stride);
     for (int64_t b = o * inner; b < (o + 1) * inner; ++b, to += dim) {
-      const int64_t from = offsets[b], stop = offsets[b + 1];
-      for (; asked < last && asked < stop + kAhead; ++asked) {
-        const int64_t id = plan.ids()[asked];
-        if (!InRange(id, m.rows)) return asked;
-        __builtin_prefetch(m.table + id * m.row_bytes);
-        if (m.row_bytes > 64) {
-          __builtin_prefetch(m.table + id * m.row_bytes + 64);
-        }
+      const int64_t stop = std::min(offsets[b + 1] + kAhead, last);
+      for (; asked < stop; ++asked) {
+        const char* const row = m.table + ids[asked] * m.row_bytes;
+        __builtin_prefetch(row);
+        if (m.row_bytes > 64) __builtin_prefetch(row + 64);
       }
-      const T* table = reinterpret_cast<const T*>(m.table);
-      if (m.zero_filled && plan.filled(b)) {
-        std::memset(static_cast<void*>(to), 0, dim * sizeof(T));
-        continue;
-      }
-      const pool_internal::Bag<T> bag = {table, plan.ids() + from, stop - from,
-                                         dim};
-      if (weights == nullptr) {
-        pool_internal::PoolOne<T>(bag, m.combiner, to);
-      } else {
-        const Sum<T>* divisors = weights->divisors();
-        pool_internal::PoolWeighted<T>(
-            bag, weights->weights() + from,
-            divisors == nullptr ? nullptr : divisors + b, &products, to);
-      }
+      pooler.Pool(b, to);
     }
   }
   return -1;

@@ -85,16 +85,24 @@ struct RuleBase {
   RuleFlags flags;
 };
 
-// Runs an element rule over a row. The rule has kSlots, Element(g, v, slots)
-// and, if kOwnScalar, Scalar(g, v, slots) for rows of one element.
+// Runs an element rule over rows: row ids[i] takes the gradient at grads + i *
+// dim. The rule has kSlots, Element(g, v, slots) and, if kOwnScalar, Scalar(g,
+// v, slots) for rows of one element.
 template <typename T, template <typename> class ElementRule>
 struct ByElement : ElementRule<T> {
   using ElementRule<T>::ElementRule;
 
-  void operator()(int64_t row, const T* grad) const {
+  void operator()(const int64_t* ids, int64_t count, const T* grads) const {
     // A copy that nothing points to: its fields stay in registers, where stores
     // to the row would have *this read again for every element.
     const ElementRule<T> rule = *this;
+    for (int64_t i = 0; i < count; ++i) {
+      Apply(rule, ids[i], grads + i * rule.dim);
+    }
+  }
+
+ private:
+  static void Apply(const ElementRule<T>& rule, int64_t row, const T* grad) {
     constexpr int kSlots = ElementRule<T>::kSlots;
     using P = typename packet::packet_traits<T>::type;
     constexpr int64_t kSize = packet::packet_traits<T>::Vectorizable
@@ -131,6 +139,19 @@ struct ByElement : ElementRule<T> {
       }
       if (!writes_slots) continue;
       for (int k = 0; k < kSlots; ++k) slot[k][i] = s[k];
+    }
+  }
+};
+
+// Runs a row rule over rows.
+template <typename RowRule>
+struct ByRow : RowRule {
+  using RowRule::RowRule;
+
+  template <typename T>
+  void operator()(const int64_t* ids, int64_t count, const T* grads) const {
+    for (int64_t i = 0; i < count; ++i) {
+      this->Apply(ids[i], grads + i * this->dim);
     }
   }
 };
@@ -281,7 +302,7 @@ template <typename T, bool kShrinkage>
 struct FtrlRule : RuleBase<T> {
   using RuleBase<T>::RuleBase;
 
-  void operator()(int64_t row, const T* grad) const {
+  void Apply(int64_t row, const T* grad) const {
     if (this->dim == 1) {
       ApplyScalar(row, grad[0]);
       return;
@@ -290,9 +311,9 @@ struct FtrlRule : RuleBase<T> {
     auto g = this->grad_row(grad);
     if constexpr (kShrinkage) {
       const T shrinkage = this->hyper[3];
-      Apply(row, g, g + static_cast<T>(2) * shrinkage * v);
+      ApplyVector(row, g, g + static_cast<T>(2) * shrinkage * v);
     } else {
-      Apply(row, g, g);
+      ApplyVector(row, g, g);
     }
   }
 
@@ -300,7 +321,7 @@ struct FtrlRule : RuleBase<T> {
   T power() const { return this->hyper[kShrinkage ? 4 : 3]; }
 
   template <typename Grad, typename Shrunk>
-  void Apply(int64_t row, const Grad& g, const Shrunk& shrunk) const {
+  void ApplyVector(int64_t row, const Grad& g, const Shrunk& shrunk) const {
     auto v = this->var_row(row);
     auto a = this->slot_row(0, row);
     auto linear = this->slot_row(1, row);
@@ -377,7 +398,7 @@ struct FtrlRule : RuleBase<T> {
 template <typename T>
 struct ProximalAdagradRule : RuleBase<T> {
   using RuleBase<T>::RuleBase;
-  void operator()(int64_t row, const T* grad) const {
+  void Apply(int64_t row, const T* grad) const {
     auto v = this->var_row(row);
     auto a = this->slot_row(0, row);
     auto g = this->grad_row(grad);
@@ -412,7 +433,7 @@ struct ProximalAdagradRule : RuleBase<T> {
 template <typename T>
 struct AdagradDARule : RuleBase<T> {
   using RuleBase<T>::RuleBase;
-  void operator()(int64_t row, const T* grad) const {
+  void Apply(int64_t row, const T* grad) const {
     auto v = this->var_row(row);
     auto ga = this->slot_row(0, row);
     auto da = this->slot_row(1, row);

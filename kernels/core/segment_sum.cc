@@ -69,9 +69,9 @@ void SumBags(const SegmentSumMember<T>& m, update_internal::BagSums<T>* sums) {
   sums->Build(member, *m.bags, 0);
   SegmentSumMember<T> plain = m;
   plain.ids = IdsView();
-  plain.ids.data = sums->ids().data();
+  plain.ids.data = sums->ids();
   plain.ids.is_int64 = true;
-  plain.ids.size = sums->ids().size();
+  plain.ids.size = sums->count();
   const T* const rows = sums->rows();
   plain.parts = &rows;
   plain.part_count = 1;

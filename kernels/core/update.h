@@ -72,6 +72,11 @@ struct UpdatePart {
   const T* grad = nullptr;
   int64_t inner = 1;
   int64_t stride = 0;
+
+  const T* row(int64_t i, int64_t dim) const {
+    if (inner == 1) return grad + i * stride;
+    return grad + i / inner * stride + i % inner * dim;
+  }
 };
 
 template <typename T>

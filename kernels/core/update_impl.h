@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/core/bag_sums.h"
+#include "kernels/core/grad_sums.h"
 #include "kernels/core/rules.h"
 #include "kernels/core/update.h"
 #include "kernels/core/update_rows.h"
@@ -28,30 +29,33 @@ struct TypeTag {
 
 template <typename T>
 struct Scratch {
-  SumsById<T> sums;
-  std::vector<T> row;                // one scaled gradient row
+  GradSums<T, T> sums;
+  Buffer<T> changed;                 // negated or scaled gradient rows
   std::vector<BagSums<T>> bags;      // [parts], for members with plans
   std::vector<UpdatePart<T>> parts;  // what is left of these: plain parts
+
+  BagSums<T>& bags_of(int64_t part) {
+    if (static_cast<int64_t>(bags.size()) <= part) bags.resize(part + 1);
+    return bags[part];
+  }
 };
 
-// Sums the parts with a plan per unique id, which leaves a plain member.
+// Sums the parts with a plan per distinct id, which leaves a plain member.
 template <typename T>
 UpdateMember<T> WithoutBags(const UpdateMember<T>& m, int64_t task,
                             Scratch<T>* scratch) {
   UpdateMember<T> plain = m;
-  if (static_cast<int64_t>(scratch->bags.size()) < m.part_count) {
-    scratch->bags.resize(m.part_count);
-  }
+  scratch->bags_of(m.part_count - 1);
   scratch->parts.assign(m.parts, m.parts + m.part_count);
   for (int64_t p = 0; p < m.part_count; ++p) {
     UpdatePart<T>& part = scratch->parts[p];
     if (part.plan == nullptr) continue;
-    const BagSums<T>& sums = scratch->bags[p];
-    scratch->bags[p].Build(m, part, task);
+    BagSums<T>& sums = scratch->bags_of(p);
+    sums.Build(m, part, task);
     part = UpdatePart<T>();
-    part.ids.data = sums.ids().data();
+    part.ids.data = sums.ids();
     part.ids.is_int64 = true;
-    part.ids.size = sums.ids().size();
+    part.ids.size = sums.count();
     part.grad = sums.rows();
     part.inner = std::max<int64_t>(part.ids.size, 1);
     // Ids that are unique already need no second sum. (Of half types the sum of
@@ -68,6 +72,23 @@ bool HasBags(const UpdateMember<T>& m) {
                      [](const auto& part) { return part.plan != nullptr; });
 }
 
+// Calls apply(ids, count, grads) for some rows at a time, while the table's
+// rows for the next come from memory.
+template <typename T, typename Apply>
+void ApplyInBlocks(const UpdateMember<T>& m, const int64_t* ids, int64_t count,
+                   const T* grads, const Apply& apply) {
+  constexpr int64_t kBlock = 16;
+  const auto ask_for = [&](int64_t begin) {
+    const int64_t end = std::min(begin + kBlock, count);
+    for (int64_t i = begin; i < end; ++i) PrefetchRows(m, ids[i]);
+  };
+  ask_for(0);
+  for (int64_t i = 0; i < count; i += kBlock) {
+    ask_for(i + kBlock);
+    apply(ids + i, std::min(kBlock, count - i), grads + i * m.dim);
+  }
+}
+
 template <typename T, typename RuleT>
 void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
              Scratch<T>* scratch) {
@@ -76,39 +97,47 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
     return;
   }
   const RuleT rule(m, flags);
-  if (static_cast<int64_t>(scratch->row.size()) < m.dim) {
-    scratch->row.resize(m.dim);
-  }
-  Row<T> sum(scratch->row.data(), m.dim);
-  const auto apply = [&](int64_t id, const T* grad) {
+  const auto apply = [&](const int64_t* ids, int64_t count, const T* grads) {
     if (m.negate || m.scaled) {
       // In two steps, as the graph's Neg and Mul: each rounds once.
-      ConstRow<T> g(grad, m.dim);
+      const int64_t size = count * m.dim;
+      ConstRow<T> g(grads, size);
+      Row<T> changed(scratch->changed.Reserve(size), size);
       if (m.negate) {
-        sum = -g;
-        if (m.scaled) sum = sum * sum.constant(m.scale);
+        changed = -g;
+        if (m.scaled) changed = changed * changed.constant(m.scale);
       } else {
-        sum = g * g.constant(m.scale);
+        changed = g * g.constant(m.scale);
       }
-      grad = sum.data();
+      grads = changed.data();
     }
-    rule(id, grad);
+    rule(ids, count, grads);
   };
+  const UpdatePart<T>& first = m.parts[0];
+  const bool simple = m.part_count == 1 && m.tasks == 1 &&
+                      first.filter == nullptr && first.ids.is_plain_int64();
   if (!m.sum_duplicates) {
-    ForEachRow(m, task, apply);
+    if (simple && first.inner >= first.ids.size) {
+      ApplyInBlocks(m, static_cast<const int64_t*>(first.ids.data),
+                    first.ids.size, first.grad, apply);
+    } else {
+      ForEachRow(m, task,
+                 [&](int64_t id, const T* grad) { apply(&id, 1, grad); });
+    }
     return;
   }
-  SumsById<T>& sums = scratch->sums;
-  sums.Reset(m.ids, m.rows, m.dim);
-  ForEachRow(m, task, [&](int64_t id, const T* grad) {
-    // A task's rows fit the second-level cache (kElementsPerTask): asked for
-    // here, they come while gradients are summed.
-    AddTo(sums.SumOf(id, [&](int64_t row) { PrefetchRows(m, row); }), grad,
-          m.dim);
-  });
-  const auto& ids = sums.ids();
-  for (size_t u = 0; u < ids.size(); ++u)
-    apply(ids[u], sums.sums() + u * m.dim);
+  GradSums<T, T>& sums = scratch->sums;
+  if (simple && first.inner == 1) {
+    sums.Reset(RowScale::kNone, 0);
+    sums.Build(static_cast<const int64_t*>(first.ids.data), first.ids.size,
+               m.rows, m.dim,
+               [&first](int64_t i) { return first.grad + i * first.stride; });
+  } else {
+    sums.Reset(RowScale::kNone, m.ids);
+    ForEachRow(m, task, [&](int64_t id, const T* grad) { sums.Add(id, grad); });
+    sums.Build(m.rows, m.dim);
+  }
+  ApplyInBlocks(m, sums.ids(), sums.count(), sums.sums(), apply);
 }
 
 // How many gradient rows to expect.
@@ -156,8 +185,20 @@ void RunAll(const RuleFlags& flags, UpdateMember<T>* members, int64_t count,
   }
 }
 
+// Whether all are in [0, rows). Without a branch, several at a time.
+inline bool AllInRange(const int64_t* ids, int64_t count, int64_t rows) {
+  bool bad = false;
+  for (int64_t i = 0; i < count; ++i) bad |= !InRange(ids[i], rows);
+  return !bad;
+}
+
 template <typename T, typename Id>
 int64_t FirstBadIn(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
+  if (part.ids.is_plain_int64() && part.filter == nullptr &&
+      AllInRange(static_cast<const int64_t*>(part.ids.data), part.ids.size,
+                 rows)) {
+    return -1;
+  }
   const IdsReader<Id> ids(part.ids);
   for (int64_t i = 0; i < part.ids.size; ++i) {
     int64_t id = ids[i];
@@ -172,6 +213,10 @@ int64_t FirstBadIn(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
 
 template <typename T>
 int64_t FirstBadOf(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
+  if (part.filter == nullptr &&
+      AllInRange(part.plan->ids(), part.plan->size(), rows)) {
+    return -1;
+  }
   for (int64_t i = 0; i < part.plan->size(); ++i) {
     *value = part.plan->ids()[i];
     if (part.filter != nullptr && !part.filter->Keep(*value, value)) continue;
@@ -223,16 +268,16 @@ BadId PackedUpdate(Rule rule, const RuleFlags& flags, UpdateMember<T>* members,
     PICASSO_RULE(kAdagradV2, ByElement<T, AdagradV2Rule>);
     PICASSO_RULE(kMomentum, ByElement<T, MomentumRule>);
     PICASSO_RULE(kKerasMomentum, ByElement<T, KerasMomentumRule>);
-    PICASSO_RULE(kFtrl, FtrlRule<T, false>);
-    PICASSO_RULE(kFtrlV2, FtrlRule<T, true>);
+    PICASSO_RULE(kFtrl, ByRow<FtrlRule<T, false>>);
+    PICASSO_RULE(kFtrlV2, ByRow<FtrlRule<T, true>>);
     PICASSO_RULE(kRMSProp, ByElement<T, RMSPropRule>);
     PICASSO_RULE(kAdadelta, ByElement<T, AdadeltaRule>);
     default:
       // The rest exists for float and double alone (RuleInfo::float_only).
       if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
         switch (rule) {
-          PICASSO_RULE(kProximalAdagrad, ProximalAdagradRule<T>);
-          PICASSO_RULE(kAdagradDA, AdagradDARule<T>);
+          PICASSO_RULE(kProximalAdagrad, ByRow<ProximalAdagradRule<T>>);
+          PICASSO_RULE(kAdagradDA, ByRow<AdagradDARule<T>>);
           default:
             break;
         }

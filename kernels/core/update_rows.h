@@ -1,10 +1,9 @@
-// Walking over the gradient rows of an update, and numbering unique ids.
+// Walking over the gradient rows of an update.
 #ifndef PICASSO_TF_KERNELS_CORE_UPDATE_ROWS_H_
 #define PICASSO_TF_KERNELS_CORE_UPDATE_ROWS_H_
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/core/update.h"
 #include "unsupported/Eigen/CXX11/Tensor"
@@ -106,77 +105,6 @@ void ForEachRow(const UpdateMember<T>& m, int64_t task, const Visit& visit) {
       ForEachRowOf<T, int32_t>(part, m.dim, task, m.tasks, visit);
     }
   }
-}
-
-// Sums rows per distinct id; ids are numbered in the order in which they come.
-// The memory is kept from use to use.
-template <typename S>
-class SumsById {
- public:
-  // For at most `count` ids, all in [0, rows); rows 0: of any value.
-  void Reset(int64_t count, int64_t rows, int64_t dim) {
-    dim_ = dim;
-    ids_.clear();
-    sums_.clear();
-    // Where a row may have a place of its own, nothing has to be searched.
-    direct_ = rows > 0 && rows <= kRowsPerId * count;
-    if (direct_) {
-      map_.assign(rows, -1);
-      return;
-    }
-    int bits = 4;
-    while ((int64_t{1} << bits) < 2 * count) ++bits;
-    shift_ = 64 - bits;
-    mask_ = (uint64_t{1} << bits) - 1;
-    map_.assign(int64_t{1} << bits, -1);
-  }
-
-  // The sum of `id`; calls on_new(id) when it is seen for the first time, and
-  // then the sum is zero. Valid until the next call.
-  template <typename OnNew>
-  S* SumOf(int64_t id, const OnNew& on_new) {
-    uint64_t at = id;
-    if (!direct_) {
-      at = Hash(id) >> shift_;
-      while (map_[at] >= 0 && ids_[map_[at]] != id) at = (at + 1) & mask_;
-    }
-    int32_t unique = map_[at];
-    if (unique < 0) {
-      unique = map_[at] = static_cast<int32_t>(ids_.size());
-      ids_.push_back(id);
-      sums_.resize(sums_.size() + dim_, S(0));
-      on_new(id);
-    }
-    return sums_.data() + unique * dim_;
-  }
-
-  const std::vector<int64_t>& ids() const { return ids_; }
-  const S* sums() const { return sums_.data(); }  // [ids, dim]
-
- private:
-  static constexpr int64_t kRowsPerId = 4;
-
-  int64_t dim_ = 0;
-  bool direct_ = false;
-  int shift_ = 60;
-  uint64_t mask_ = 15;
-  std::vector<int32_t> map_;
-  std::vector<int64_t> ids_;
-  std::vector<S> sums_;
-};
-
-// sum += row, each element rounded to T.
-template <typename T>
-inline void AddTo(T* sum, const T* row, int64_t dim) {
-  using P = typename Eigen::internal::packet_traits<T>::type;
-  constexpr int64_t kSize = Eigen::internal::packet_traits<T>::size;
-  int64_t i = 0;
-  for (; i + kSize <= dim; i += kSize) {
-    const P a = Eigen::internal::ploadu<P>(sum + i);
-    const P b = Eigen::internal::ploadu<P>(row + i);
-    Eigen::internal::pstoreu(sum + i, Eigen::internal::padd(a, b));
-  }
-  for (; i < dim; ++i) sum[i] = sum[i] + row[i];
 }
 
 }  // namespace update_internal

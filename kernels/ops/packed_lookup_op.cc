@@ -117,9 +117,6 @@ class PackedLookupOp : public OpKernel {
       OP_REQUIRES_OK(ctx, Place(ctx, k, first, shapes.data() + first,
                                 members.data() + first));
     }
-    for (int i = 1; i < count; ++i) {
-      members[i].first_unit = members[i - 1].first_unit + members[i - 1].outer;
-    }
     const BadId bad = PackedLookup(members.data(), count, PoolOf(ctx));
     if (bad.found()) {
       ctx->SetStatus(IdError(ctx, bad, members[bad.member]));

@@ -1,7 +1,6 @@
 // Packs of the ops that pool rows, and of their gradients. Errors are worded as
 // those of the ops that they replace.
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <vector>
 
@@ -296,32 +295,16 @@ class PackedPoolOp : public PoolKernel<T> {
     std::vector<Bags<T>> bags;
     TF_RETURN_IF_ERROR(this->MakeAll(ctx, &bags));
     std::vector<LookupMember> all(count);
-    std::vector<int64_t> sizes(count);
-    int64_t elements = 0, total = 0;
     for (int m = 0; m < count; ++m) {
       TF_RETURN_IF_ERROR(Describe(ctx, m, bags[m], &all[m]));
-      sizes[m] = all[m].outer;
-      total += sizes[m];
-      elements += bags[m].plan.size() * all[m].row_bytes / sizeof(T);
     }
-    if (total == 0) return tensorflow::OkStatus();
-    std::vector<std::atomic<bool>> bad(count);
-    for (auto& entry : bad) entry = false;
-    Spread(sizes, 32 + elements / total, PoolOf(ctx),
-           [&](int m, int64_t begin, int64_t end) {
-             if (PoolRows<T>(all[m], begin, end) >= 0) bad[m] = true;
-           });
-    for (int m = 0; m < count; ++m) {
-      if (!bad[m]) continue;
-      // The first one: threads may have found others.
-      const int64_t* const ids = bags[m].plan.ids();
-      int64_t at = 0;
-      while (InRange(ids[at], all[m].rows)) ++at;
+    const BadId bad = PackedLookup(all.data(), count, PoolOf(ctx));
+    if (bad.found()) {
       return errors::InvalidArgument(
-          this->weighted() ? "indices[" : "Bad: indices[", at,
-          this->weighted() ? "] = " : "] == ", ids[at],
+          this->weighted() ? "indices[" : "Bad: indices[", bad.position,
+          this->weighted() ? "] = " : "] == ", bad.value,
           this->weighted() ? " is not in [0, " : " out of range [0, ",
-          all[m].rows, ")");
+          all[bad.member].rows, ")");
     }
     return tensorflow::OkStatus();
   }
@@ -341,6 +324,7 @@ class PackedPoolOp : public PoolKernel<T> {
     member->table = static_cast<const char*>(rows.data());
     member->rows = rows.dim_size(0);
     member->row_bytes = SizeOfRow(rows.shape()) * sizeof(T);
+    member->pool = &PoolRows<T>;
     member->plan = &bags.plan;
     member->weights = bags.weighted ? &bags.weights : nullptr;
     member->combiner = this->combiner(m);

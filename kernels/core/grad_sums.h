@@ -1,0 +1,237 @@
+// Gradient rows, summed per distinct id.
+#ifndef PICASSO_TF_KERNELS_CORE_GRAD_SUMS_H_
+#define PICASSO_TF_KERNELS_CORE_GRAD_SUMS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "kernels/core/bag_weights.h"
+#include "kernels/core/update_rows.h"
+
+namespace picasso {
+namespace update_internal {
+
+// An array whose memory is kept from use to use; its values are not.
+template <typename V>
+class Buffer {
+ public:
+  V* Reserve(int64_t size) {
+    if (size > size_) {
+      data_.reset(new V[size]);
+      size_ = size;
+    }
+    return data_.get();
+  }
+  V* data() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<V[]> data_;
+  int64_t size_ = 0;
+};
+
+// Numbers ids in the order in which they come.
+class Numbering {
+ public:
+  // Of ids in [0, rows); rows 0: of any value.
+  void Build(const int64_t* ids, int64_t size, int64_t rows) {
+    int32_t* const numbers = numbers_.Reserve(size);
+    int64_t* const unique = unique_.Reserve(size);
+    const bool direct = rows > 0 && rows <= kRowsPerId * size;
+    int bits = 4;
+    while ((int64_t{1} << bits) < 2 * size) ++bits;
+    const int64_t places = direct ? rows : int64_t{1} << bits;
+    int32_t* const map = map_.Reserve(places);
+    std::fill_n(map, places, -1);
+    int32_t count = 0;
+    // Without a branch on what nobody could foretell: whether an id is new.
+    const auto put = [&](int64_t i, int64_t id, uint64_t at) {
+      const int32_t known = map[at];
+      const int32_t number = known < 0 ? count : known;
+      map[at] = number;
+      unique[number] = id;
+      numbers[i] = number;
+      count += known < 0;
+    };
+    if (direct) {
+      // A row has a place of its own: nothing has to be searched.
+      for (int64_t i = 0; i < size; ++i) put(i, ids[i], ids[i]);
+    } else {
+      const int shift = 64 - bits;
+      const uint64_t mask = places - 1;
+      for (int64_t i = 0; i < size; ++i) {
+        const int64_t id = ids[i];
+        uint64_t at = Hash(id) >> shift;
+        while (map[at] >= 0 && unique[map[at]] != id) at = (at + 1) & mask;
+        put(i, id, at);
+      }
+    }
+    count_ = count;
+  }
+
+  int64_t count() const { return count_; }
+  const int64_t* ids() const { return unique_.data(); }       // [count]
+  const int32_t* numbers() const { return numbers_.data(); }  // [size]
+
+ private:
+  static constexpr int64_t kRowsPerId = 4;
+
+  int64_t count_ = 0;
+  Buffer<int32_t> numbers_;
+  Buffer<int64_t> unique_;
+  Buffer<int32_t> map_;  // by id or by its hash; -1: none
+};
+
+// What becomes of a row on its way to the sum of its id, each step rounded as
+// TensorFlow's ops round it.
+enum class RowScale {
+  kNone,
+  kFactor,   // row * factor
+  kWeight,   // T(row * factor): weights of half types multiply in float
+  kDivided,  // T(row / divisor * factor), 0 where the divisor is 0
+};
+
+// Sums of rows of T in S, in the order of the rows, from zero on.
+template <typename T, typename S>
+class GradSums {
+  using Factor = Sum<T>;
+
+ public:
+  // For at most `count` rows.
+  void Reset(RowScale scale, int64_t count) {
+    scale_ = scale;
+    size_ = 0;
+    ids_.Reserve(count);
+    grads_.Reserve(count);
+    if (scale != RowScale::kNone) factors_.Reserve(count);
+    if (scale == RowScale::kDivided) divisors_.Reserve(count);
+  }
+
+  // One more row.
+  void Add(int64_t id, const T* grad, Factor factor = Factor(1),
+           Factor divisor = Factor(1)) {
+    ids_.data()[size_] = id;
+    grads_.data()[size_] = grad;
+    if (scale_ != RowScale::kNone) factors_.data()[size_] = factor;
+    if (scale_ == RowScale::kDivided) divisors_.data()[size_] = divisor;
+    ++size_;
+  }
+
+  // Sums the rows that were added, of `dim` values.
+  void Build(int64_t rows, int64_t dim) {
+    const T* const* const grads = grads_.data();
+    Build(ids_.data(), size_, rows, dim,
+          [grads](int64_t i) { return grads[i]; });
+  }
+
+  // Sums row(i) for each ids[i], which is in [0, rows).
+  template <typename RowOf>
+  void Build(const int64_t* ids, int64_t size, int64_t rows, int64_t dim,
+             const RowOf& row) {
+    numbering_.Build(ids, size, rows);
+    const int64_t values = numbering_.count() * dim;
+    std::fill_n(sums_.Reserve(values), values, S(0));
+    if constexpr (std::is_same_v<T, S>) {
+      if (scale_ == RowScale::kNone) {
+        AddRows<false>(size, dim, row);
+        return;
+      }
+      if (scale_ == RowScale::kFactor ||
+          (scale_ == RowScale::kWeight && std::is_same_v<T, Factor>)) {
+        AddRows<true>(size, dim, row);
+        return;
+      }
+    }
+    AddScaledRows(size, dim, row);
+  }
+
+  int64_t count() const { return numbering_.count(); }
+  const int64_t* ids() const { return numbering_.ids(); }
+  S* sums() { return sums_.data(); }  // [count, dim]
+
+ private:
+  template <bool kScaled, typename RowOf>
+  void AddRows(int64_t size, int64_t dim, const RowOf& row) {
+    using P = typename Eigen::internal::packet_traits<T>::type;
+    constexpr int64_t kSize = Eigen::internal::packet_traits<T>::Vectorizable
+                                  ? Eigen::internal::packet_traits<T>::size
+                                  : 1;
+    // The usual widths get loops of their own, without a loop within.
+    if constexpr (kSize > 1) {
+      if (dim == kSize) return AddPackets<kScaled, P, 1>(size, dim, row);
+      if (dim == 2 * kSize) return AddPackets<kScaled, P, 2>(size, dim, row);
+      if (dim == 4 * kSize) return AddPackets<kScaled, P, 4>(size, dim, row);
+    }
+    AddPackets<kScaled, P, 0>(size, dim, row);
+  }
+
+  // kPackets 0: any number of packets, and values behind them.
+  template <bool kScaled, typename P, int kPackets, typename RowOf>
+  void AddPackets(int64_t size, int64_t dim, const RowOf& row) {
+    using namespace Eigen::internal;
+    constexpr int64_t kSize =
+        packet_traits<T>::Vectorizable ? packet_traits<T>::size : 1;
+    const int32_t* const numbers = numbering_.numbers();
+    const Factor* const factors = factors_.data();
+    T* const sums = sums_.data();
+    for (int64_t i = 0; i < size; ++i) {
+      // Rows of a concatenated gradient lie pages apart: hardware won't follow.
+      PrefetchRow(row(std::min(i + kRowsAhead, size - 1)), 0, dim);
+      const T* const from = row(i);
+      T* const to = sums + numbers[i] * dim;
+      const T factor = kScaled ? static_cast<T>(factors[i]) : T(1);
+      const auto add = [&](int64_t j) {
+        const P value = ploadu<P>(from + j);
+        pstoreu(to + j, padd(ploadu<P>(to + j),
+                             kScaled ? pmul(value, pset1<P>(factor)) : value));
+      };
+      if constexpr (kPackets > 0) {
+        for (int k = 0; k < kPackets; ++k) add(k * kSize);
+        continue;
+      }
+      int64_t j = 0;
+      if constexpr (kSize > 1) {
+        for (; j + kSize <= dim; j += kSize) add(j);
+      }
+      for (; j < dim; ++j) {
+        to[j] = to[j] + (kScaled ? from[j] * factor : from[j]);
+      }
+    }
+  }
+
+  template <typename RowOf>
+  void AddScaledRows(int64_t size, int64_t dim, const RowOf& row) {
+    const int32_t* const numbers = numbering_.numbers();
+    for (int64_t i = 0; i < size; ++i) {
+      const T* const from = row(i);
+      S* const to = sums_.data() + numbers[i] * dim;
+      const Factor factor =
+          scale_ == RowScale::kNone ? Factor(1) : factors_.data()[i];
+      for (int64_t j = 0; j < dim; ++j) {
+        Factor value = static_cast<Factor>(from[j]);
+        if (scale_ == RowScale::kDivided) {
+          value = DivNoNan(value, divisors_.data()[i]);
+        }
+        if (scale_ != RowScale::kNone) value = value * factor;
+        to[j] = to[j] + static_cast<S>(value);
+      }
+    }
+  }
+
+  static constexpr int64_t kRowsAhead = 16;
+
+  RowScale scale_ = RowScale::kNone;
+  int64_t size_ = 0;
+  Numbering numbering_;
+  Buffer<int64_t> ids_;     // of the rows that were added
+  Buffer<const T*> grads_;  // they
+  Buffer<Factor> factors_;  // as `scale_` needs them
+  Buffer<Factor> divisors_;
+  Buffer<S> sums_;
+};
+
+}  // namespace update_internal
+}  // namespace picasso
+
+#endif  // PICASSO_TF_KERNELS_CORE_GRAD_SUMS_H_
