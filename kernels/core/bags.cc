@@ -64,36 +64,58 @@ void BagPlan::MarkFilled(int64_t bag) {
   filled_[bag] = 1;
 }
 
+// Step by step over all ids, since how many a bag has, and which are kept,
+// nobody could foretell: each branch on it would cost more than all the rest.
 template <typename Id, typename Row>
 bool BagPlan::BuildOrdered(const SparseIds& s) {
+  if (s.above_zero != nullptr || s.weights_size >= 0) return false;
   const IdsReader<Id> ids(s.ids);
-  const Row* rows = static_cast<const Row*>(s.rows);
-  const int64_t count = s.ids.size;
+  const Row* const rows = static_cast<const Row*>(s.rows);
+  const int64_t count = s.ids.size, columns = s.columns;
   const int64_t bags = BagCount(s, ids, rows);
-  Allocate(s, bags, count + (s.fill ? bags : 0));
-  const bool all_kept = !s.prune && s.above_zero == nullptr;
-  int64_t at = 0, open = 0;  // the bag that the next id may go to
-  offsets_[0] = 0;
-  const auto close_until = [&](int64_t bag) {
-    for (; open < bag; ++open) {
-      if (s.fill && offsets_[open] == at) {
-        MarkFilled(open);
-        Put(at++, open, s.default_id, -1);
-      }
-      offsets_[open + 1] = at;
-    }
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = ids[i];
-    if (!all_kept && !IsKept(s, id, i)) continue;
-    const int64_t bag = BagOf(s, rows, i);
-    if (bag < open || bag >= bags || !HasWeight(s, i)) return false;
-    close_until(bag);
-    Put(at++, bag, id, i);
+  if (bags == 0 || (columns > 2 && s.shape != nullptr)) return false;
+  const auto bag = [=](int64_t i) { return int64_t{rows[i * columns]}; };
+  bool ordered = count == 0 || (bag(0) >= 0 && bag(count - 1) < bags);
+  for (int64_t i = 1; i < count; ++i) ordered &= bag(i - 1) <= bag(i);
+  if (!ordered) return false;
+
+  Allocate(s, bags, count + 1 + (s.fill ? bags : 0));
+  int64_t* const offsets = offsets_.get();
+  std::fill_n(offsets, bags + 1, 0);
+  const int64_t all = s.prune ? 0 : 1;
+  const auto keeps = [=](int64_t id) { return int64_t{id >= 0} | all; };
+  for (int64_t i = 0; i < count; ++i) offsets[bag(i) + 1] += keeps(ids[i]);
+
+  const int64_t fill = s.fill;
+  filled_.resize(s.fill ? bags : 0);
+  const std::unique_ptr<int64_t[]> before(new int64_t[bags]);  // filled ones
+  int64_t fills = 0, at = 0;
+  for (int64_t b = 0; b < bags; ++b) {
+    const int64_t size = offsets[b + 1];
+    const int64_t fills_this = fill & int64_t{size == 0};
+    before[b] = fills;
+    fills += fills_this;
+    at += size + fills_this;
+    offsets[b + 1] = at;
+    if (fill) filled_[b] = static_cast<char>(fills_this);
   }
-  close_until(bags);
+  any_filled_ = fills > 0;
   size_ = at;
-  if (s.weighted) positions_.resize(at);
+
+  int64_t put = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    // An id that is not kept is overwritten by what has its place.
+    const int64_t id = ids[i], of = bag(i);
+    Put(put + before[of], of, id, i);
+    put += keeps(id);
+  }
+  for (int64_t b = 0; any_filled_ && b < bags; ++b) {
+    const int64_t mask = -static_cast<int64_t>(filled_[b]), to = offsets[b];
+    const int64_t position = positions_.empty() ? 0 : positions_[to];
+    Put(to, (bag_of_[to] & ~mask) | (b & mask),
+        (ids_[to] & ~mask) | (s.default_id & mask), position | mask);
+  }
+  if (s.weighted) positions_.resize(size_);
   return true;
 }
 

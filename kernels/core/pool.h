@@ -231,17 +231,23 @@ int64_t PoolRows(const LookupMember& m, int64_t begin, int64_t end) {
   for (int64_t e = first; bad && e < last; ++e) {
     if (!InRange(ids[e], m.rows)) return e;
   }
-  constexpr int64_t kAhead = 16;
+  constexpr int64_t kAhead = 16;  // rows
   pool_internal::Pooler<T> pooler(m);
-  int64_t asked = first;
+  const bool ask = last > first;
   for (int64_t o = begin; o < end; ++o) {
     T* to = reinterpret_cast<T*>(m.output + o * m.output_stride);
     for (int64_t b = o * inner; b < (o + 1) * inner; ++b, to += dim) {
-      const int64_t stop = std::min(offsets[b + 1] + kAhead, last);
-      for (; asked < stop; ++asked) {
-        const char* const row = m.table + ids[asked] * m.row_bytes;
-        __builtin_prefetch(row);
-        if (m.row_bytes > 64) __builtin_prefetch(row + 64);
+      // At least two, so that the usual bags need no branch.
+      const int64_t from = offsets[b] + kAhead;
+      const int64_t stop =
+          !ask ? from
+               : from + std::max<int64_t>(offsets[b + 1] - offsets[b], 2);
+      for (int64_t e = from; e < stop; ++e) {
+        const int64_t asked = ids[std::min(e, last - 1)];
+        __builtin_prefetch(m.table + asked * m.row_bytes);
+        if (m.row_bytes > 64) {
+          __builtin_prefetch(m.table + asked * m.row_bytes + 64);
+        }
       }
       pooler.Pool(b, to);
     }
