@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/core/bag_weights.h"
+#include "kernels/core/rows.h"
 #include "kernels/core/update_rows.h"
 
 namespace picasso {
@@ -120,30 +121,42 @@ class GradSums {
 
   // Sums the rows that were added, of `dim` values.
   void Build(int64_t rows, int64_t dim) {
-    const T* const* const grads = grads_.data();
-    Build(ids_.data(), size_, rows, dim,
-          [grads](int64_t i) { return grads[i]; });
+    Build(ids_.data(), size_, rows, dim, {grads_.data(), nullptr, 0});
   }
 
-  // Sums row(i) for each ids[i], which is in [0, rows).
-  template <typename RowOf>
+  // Row i is each[i]; if `each` is null, first + i * stride.
+  struct Grads {
+    const T* const* each;
+    const T* first;
+    int64_t stride;
+
+    const T* operator()(int64_t i) const {
+      return each != nullptr ? each[i] : first + i * stride;
+    }
+  };
+
+  // Sums row i of `grads` for each ids[i], which is in [0, rows).
   void Build(const int64_t* ids, int64_t size, int64_t rows, int64_t dim,
-             const RowOf& row) {
+             const Grads& grads) {
     numbering_.Build(ids, size, rows);
     const int64_t values = numbering_.count() * dim;
     std::fill_n(sums_.Reserve(values), values, S(0));
-    if constexpr (std::is_same_v<T, S>) {
-      if (scale_ == RowScale::kNone) {
-        AddRows<false>(size, dim, row);
-        return;
-      }
-      if (scale_ == RowScale::kFactor ||
-          (scale_ == RowScale::kWeight && std::is_same_v<T, Factor>)) {
-        AddRows<true>(size, dim, row);
-        return;
+    const bool product =
+        scale_ == RowScale::kFactor ||
+        (scale_ == RowScale::kWeight && std::is_same_v<T, Factor>);
+    if (!std::is_same_v<T, S> || !(scale_ == RowScale::kNone || product)) {
+      AddScaledRows(size, dim, grads);
+    } else if constexpr (std::is_same_v<T, float>) {
+      BestRowKernels().add({grads.each, grads.first, grads.stride,
+                            product ? factors_.data() : nullptr,
+                            numbering_.numbers(), size, dim, sums_.data()});
+    } else if constexpr (std::is_same_v<T, S>) {
+      if (product) {
+        AddRows<true>(size, dim, grads);
+      } else {
+        AddRows<false>(size, dim, grads);
       }
     }
-    AddScaledRows(size, dim, row);
   }
 
   int64_t count() const { return numbering_.count(); }
@@ -151,48 +164,26 @@ class GradSums {
   S* sums() { return sums_.data(); }  // [count, dim]
 
  private:
-  template <bool kScaled, typename RowOf>
-  void AddRows(int64_t size, int64_t dim, const RowOf& row) {
-    using P = typename Eigen::internal::packet_traits<T>::type;
-    constexpr int64_t kSize = Eigen::internal::packet_traits<T>::Vectorizable
-                                  ? Eigen::internal::packet_traits<T>::size
-                                  : 1;
-    // The usual widths get loops of their own, without a loop within.
-    if constexpr (kSize > 1) {
-      if (dim == kSize) return AddPackets<kScaled, P, 1>(size, dim, row);
-      if (dim == 2 * kSize) return AddPackets<kScaled, P, 2>(size, dim, row);
-      if (dim == 4 * kSize) return AddPackets<kScaled, P, 4>(size, dim, row);
-    }
-    AddPackets<kScaled, P, 0>(size, dim, row);
-  }
-
-  // kPackets 0: any number of packets, and values behind them.
-  template <bool kScaled, typename P, int kPackets, typename RowOf>
-  void AddPackets(int64_t size, int64_t dim, const RowOf& row) {
+  template <bool kScaled>
+  void AddRows(int64_t size, int64_t dim, const Grads& row) {
     using namespace Eigen::internal;
+    using P = typename packet_traits<T>::type;
     constexpr int64_t kSize =
         packet_traits<T>::Vectorizable ? packet_traits<T>::size : 1;
     const int32_t* const numbers = numbering_.numbers();
-    const Factor* const factors = factors_.data();
-    T* const sums = sums_.data();
     for (int64_t i = 0; i < size; ++i) {
-      // Rows of a concatenated gradient lie pages apart: hardware won't follow.
       PrefetchRow(row(std::min(i + kRowsAhead, size - 1)), 0, dim);
       const T* const from = row(i);
-      T* const to = sums + numbers[i] * dim;
-      const T factor = kScaled ? static_cast<T>(factors[i]) : T(1);
-      const auto add = [&](int64_t j) {
-        const P value = ploadu<P>(from + j);
-        pstoreu(to + j, padd(ploadu<P>(to + j),
-                             kScaled ? pmul(value, pset1<P>(factor)) : value));
-      };
-      if constexpr (kPackets > 0) {
-        for (int k = 0; k < kPackets; ++k) add(k * kSize);
-        continue;
-      }
+      T* const to = sums_.data() + numbers[i] * dim;
+      const T factor = kScaled ? static_cast<T>(factors_.data()[i]) : T(1);
       int64_t j = 0;
       if constexpr (kSize > 1) {
-        for (; j + kSize <= dim; j += kSize) add(j);
+        for (; j + kSize <= dim; j += kSize) {
+          const P value = ploadu<P>(from + j);
+          pstoreu(to + j,
+                  padd(ploadu<P>(to + j),
+                       kScaled ? pmul(value, pset1<P>(factor)) : value));
+        }
       }
       for (; j < dim; ++j) {
         to[j] = to[j] + (kScaled ? from[j] * factor : from[j]);
@@ -200,8 +191,7 @@ class GradSums {
     }
   }
 
-  template <typename RowOf>
-  void AddScaledRows(int64_t size, int64_t dim, const RowOf& row) {
+  void AddScaledRows(int64_t size, int64_t dim, const Grads& row) {
     const int32_t* const numbers = numbering_.numbers();
     for (int64_t i = 0; i < size; ++i) {
       const T* const from = row(i);

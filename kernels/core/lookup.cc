@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "Eigen/Core"
+#include "kernels/core/rows.h"
 
 namespace picasso {
 namespace {
@@ -149,7 +150,6 @@ int64_t CopyRowsOfAnySize(const LookupMember& m, int64_t begin, int64_t end) {
 }
 
 // Outer indices [begin, end) of members that Alike() put together, a row each.
-template <int64_t kRowBytes>
 BadId CopyRowsOfGroup(const LookupMember* members, int64_t count, int64_t begin,
                       int64_t end) {
   const char* tables[kGroup];
@@ -160,50 +160,24 @@ BadId CopyRowsOfGroup(const LookupMember* members, int64_t count, int64_t begin,
     ids[k] = static_cast<const int64_t*>(members[k].ids.data);
     rows[k] = members[k].rows;
   }
-  const int64_t ahead = 4 * kGroup / count;
-  BadId bad;
-  for (int64_t o = begin; o < end; ++o) {
-    char* to = members[0].output + o * members[0].output_stride;
-    const int64_t next = std::min(o + ahead, end - 1);
-    for (int64_t k = 0; k < count; ++k, to += kRowBytes) {
-      // An unchecked address may be prefetched, but is not worth forming.
-      const int64_t asked = InRange(ids[k][next], rows[k]) ? ids[k][next] : 0;
-      PrefetchRow(tables[k] + asked * kRowBytes, kRowBytes);
-      const int64_t id = ids[k][o];
-      if (!InRange(id, rows[k])) {
-        if (!bad.found() || BadId{k, o}.before(bad.member, bad.position)) {
-          bad = {k, o, id};
-        }
-        continue;
-      }
-      std::memcpy(to, tables[k] + id * kRowBytes, kRowBytes);
+  RowCopies copies = {};
+  copies.tables = tables;
+  copies.ids = ids;
+  copies.rows = rows;
+  copies.count = count;
+  copies.row_bytes = members[0].row_bytes;
+  copies.begin = begin;
+  copies.end = end;
+  copies.ahead = 4 * kGroup / count;
+  copies.output = members[0].output;
+  copies.output_stride = members[0].output_stride;
+  if (BestRowKernels().copy(copies)) return {};
+  for (int64_t k = 0; k < count; ++k) {
+    for (int64_t o = begin; o < end; ++o) {
+      if (!InRange(ids[k][o], rows[k])) return {k, o, ids[k][o]};
     }
   }
-  return bad;
-}
-
-using GroupFunction = BadId (*)(const LookupMember*, int64_t, int64_t, int64_t);
-
-// For rows of this size; null: there is none.
-GroupFunction GroupFunctionOf(int64_t row_bytes) {
-  switch (row_bytes) {
-    case 4:
-      return CopyRowsOfGroup<4>;
-    case 8:
-      return CopyRowsOfGroup<8>;
-    case 16:
-      return CopyRowsOfGroup<16>;
-    case 32:
-      return CopyRowsOfGroup<32>;
-    case 64:
-      return CopyRowsOfGroup<64>;
-    case 128:
-      return CopyRowsOfGroup<128>;
-    case 256:
-      return CopyRowsOfGroup<256>;
-    default:
-      return nullptr;
-  }
+  return {};
 }
 
 void CopyDense(const LookupMember& m, int64_t begin, int64_t end) {
@@ -218,7 +192,7 @@ bool Groups(const LookupMember& m) {
   return m.dense == nullptr && m.pool == nullptr && m.parts == nullptr &&
          m.cast == RowCast::kNone && m.ids.is_plain_int64() && m.rows > 0 &&
          m.outer > 0 && m.chunk_bytes == m.row_bytes &&
-         GroupFunctionOf(m.row_bytes) != nullptr;
+         CanCopyRows(m.row_bytes);
 }
 
 // Whether `next` lies beside `m`, and is filled by the same function.
@@ -273,7 +247,7 @@ BadId Fill(const LookupMember* members, const Group& group, int64_t begin,
     return bad < 0 ? BadId() : BadId{0, bad, m.plan->ids()[bad]};
   }
   if (group.count > 1) {
-    return GroupFunctionOf(m.row_bytes)(&m, group.count, begin, end);
+    return CopyRowsOfGroup(&m, group.count, begin, end);
   }
   const int64_t bad = m.ids.is_int64
                           ? CopyRowsOfAnySize<int64_t>(m, begin, end)

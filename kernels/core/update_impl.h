@@ -130,8 +130,7 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
   if (simple && first.inner == 1) {
     sums.Reset(RowScale::kNone, 0);
     sums.Build(static_cast<const int64_t*>(first.ids.data), first.ids.size,
-               m.rows, m.dim,
-               [&first](int64_t i) { return first.grad + i * first.stride; });
+               m.rows, m.dim, {nullptr, first.grad, first.stride});
   } else {
     sums.Reset(RowScale::kNone, m.ids);
     ForEachRow(m, task, [&](int64_t id, const T* grad) { sums.Add(id, grad); });
@@ -225,23 +224,44 @@ int64_t FirstBadOf(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
   return -1;
 }
 
+// The first bad id of a member, by its position in all of the member's ids.
 template <typename T>
-BadId FindBadId(const UpdateMember<T>* members, int64_t count) {
-  for (int64_t k = 0; k < count; ++k) {
-    int64_t before = 0;
-    for (int64_t p = 0; p < members[k].part_count; ++p) {
-      const UpdatePart<T>& part = members[k].parts[p];
-      int64_t value = 0;
-      const int64_t at =
-          part.plan != nullptr ? FirstBadOf(part, members[k].rows, &value)
-          : part.ids.is_int64
-              ? FirstBadIn<T, int64_t>(part, members[k].rows, &value)
-              : FirstBadIn<T, int32_t>(part, members[k].rows, &value);
-      if (at >= 0) return {k, before + at, value};
-      before += part.size();
-    }
+int64_t FirstBadOf(const UpdateMember<T>& m, int64_t* value) {
+  int64_t before = 0;
+  for (int64_t p = 0; p < m.part_count; ++p) {
+    const UpdatePart<T>& part = m.parts[p];
+    const int64_t at = part.plan != nullptr ? FirstBadOf(part, m.rows, value)
+                       : part.ids.is_int64
+                           ? FirstBadIn<T, int64_t>(part, m.rows, value)
+                           : FirstBadIn<T, int32_t>(part, m.rows, value);
+    if (at >= 0) return before + at;
+    before += part.size();
   }
-  return {};
+  return -1;
+}
+
+template <typename T>
+BadId FindBadId(const UpdateMember<T>* members, int64_t count,
+                const ParallelFor& parallel_for) {
+  int64_t ids = 0;
+  for (int64_t k = 0; k < count; ++k) ids += members[k].ids;
+  std::mutex mutex;
+  BadId first;
+  // A cycle or two an id.
+  parallel_for(count, 20 + 2 * ids / std::max<int64_t>(count, 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) {
+                   int64_t value = 0;
+                   const int64_t at = FirstBadOf(members[k], &value);
+                   if (at < 0) continue;
+                   std::lock_guard<std::mutex> lock(mutex);
+                   if (!first.found() || k < first.member) {
+                     first = {k, at, value};
+                   }
+                   return;
+                 }
+               });
+  return first;
 }
 
 }  // namespace update_internal
@@ -250,7 +270,7 @@ template <typename T>
 BadId PackedUpdate(Rule rule, const RuleFlags& flags, UpdateMember<T>* members,
                    int64_t count, bool ordered,
                    const ParallelFor& parallel_for) {
-  const BadId bad = update_internal::FindBadId(members, count);
+  const BadId bad = update_internal::FindBadId(members, count, parallel_for);
   if (bad.found()) return bad;
   const auto run = [&](auto tag) {
     using RuleT = typename decltype(tag)::type;

@@ -4,6 +4,8 @@
 #include <memory>
 #include <mutex>
 
+#include "kernels/core/rows.h"
+
 namespace picasso {
 
 using tensorflow::OpKernelConstruction;
@@ -111,6 +113,13 @@ __attribute__((visibility("default"))) void PicassoPackCounts(
   const picasso::PackCounters* counters = picasso::CountersOf(pack);
   *created = counters->created.load();
   *executed = counters->executed.load();
+}
+
+// For tests: has packed ops use the loops of this instruction set; 0: there are
+// none, or not for this CPU.
+__attribute__((visibility("default"))) int PicassoUseRowKernels(
+    const char* name) {
+  return picasso::UseRowKernels(name);
 }
 
 }  // extern "C"
