@@ -123,20 +123,31 @@ class Edits:
         for name in self._controls:
             changed.update(reader.name for reader in view.control_consumers(name))
         kept: list[Node] = []
+        gone: list[Node] = []
+        new: list[Node] = []
         for name, node in view.nodes.items():
             if name in self._removed:
+                gone.append(node)
                 if name in view.preserve:
-                    kept.append(Node(self._stand_in(node)))
+                    new.append(Node(self._stand_in(node)))
+                    kept.append(new[-1])
                 elif name in self._named:
-                    kept.append(Node(self._named_result(node)))
-            elif name in changed:
-                new = _waiting(self._rewired(self._with_inputs(node)), waits.get(name))
-                kept.append(node if new is node.node_def else Node(new))
-            else:
-                kept.append(node)
+                    new.append(Node(self._named_result(node)))
+                    kept.append(new[-1])
+                continue
+            if name in changed:
+                edited = _waiting(
+                    self._rewired(self._with_inputs(node)), waits.get(name)
+                )
+                if edited is not node.node_def:
+                    gone.append(node)
+                    node = Node(edited)
+                    new.append(node)
+            kept.append(node)
         for name, node_def in self._added.items():
-            kept.append(Node(_waiting(self._rewired(node_def), waits.get(name))))
-        return self._without_orphans(kept)
+            new.append(Node(_waiting(self._rewired(node_def), waits.get(name))))
+            kept.append(new[-1])
+        return self._without_orphans(kept, gone, new)
 
     def _with_inputs(self, node: Node) -> node_def_pb2.NodeDef:
         if node.name not in self._inputs:
@@ -200,20 +211,23 @@ class Edits:
         copy.input.extend(edges)
         return copy
 
-    def _without_orphans(self, nodes: list[Node]) -> list[Node]:
+    def _without_orphans(
+        self, nodes: list[Node], gone: list[Node], new: list[Node]
+    ) -> list[Node]:
         """Drops nodes without effect whose every consumer was taken away."""
         view = self._view
         by_name = {node.name: node for node in nodes}
         # How many more read a node than before.
         more: collections.Counter[str] = collections.Counter()
         lost = []
-        for name, node in view.nodes.items():
-            if by_name.get(name) is not node:
-                more.subtract(sources_of(node))
-                lost.extend(sources_of(node))
-        for node in nodes:
-            if view.nodes.get(node.name) is not node:
-                more.update(sources_of(node))
+        for node in gone:
+            sources = sources_of(node)
+            lost += sources
+            for source in sources:
+                more[source] -= 1
+        for node in new:
+            for source in sources_of(node):
+                more[source] += 1
         dropped: set[str] = set()
         pending = [*lost, *(name for name, _ in self._tensors)]
         while pending:

@@ -53,10 +53,9 @@ class Shapes:
         if node is None:
             return None
         port = tensor[1]
-        for key in ("_output_shapes", "output_shapes"):
-            shapes = node.attr(key)
-            if shapes is not None:
-                return shapes[port] if port < len(shapes) else None
+        shapes = self._view.once(_declared_shapes, node)
+        if shapes is not None:
+            return shapes[port] if port < len(shapes) else None
         op = node.op
         if op in ("Placeholder", "PlaceholderWithDefault"):
             return node.attr("shape")
@@ -270,6 +269,15 @@ class Shapes:
             return None
         _, width, squeezed = columns
         return shape[:1] if squeezed else (shape[0], width)
+
+
+def _declared_shapes(_: GraphView, node: Node) -> list[Shape | None] | None:
+    """Of all outputs, if the node says them: an iterator may have thousands."""
+    for key in ("_output_shapes", "output_shapes"):
+        shapes = node.attr(key)
+        if shapes is not None:
+            return shapes
+    return None
 
 
 def _outputs_of_lookups(_: GraphView, node: Node) -> list[_Output]:
