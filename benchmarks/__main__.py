@@ -2,75 +2,45 @@
 
 Words choose cases by their labels: `steps W26 W200 session`, `kernels lookup`,
 `scaling`. No word: all of them, which takes hours; `--quick`: a few, under a minute.
+
+docs/performance.md joins several runs, of several versions of TensorFlow, say, each
+of which was given a folder of its own:
+
+    python -m benchmarks steps session --out build/sessions
+    python -m benchmarks scaling --out build/scaling
+    python -m benchmarks --page build/sessions/results.json build/scaling/results.json
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
+import importlib.util
 import pathlib
-import platform
 import sys
-from importlib import metadata
+from collections.abc import Sequence
 
 from rich.console import Console
 
-from benchmarks import cases, data, fbgemm_env, report
-from benchmarks.cases import Case, KernelCase, StepCase
+from benchmarks import about, cases, data, fbgemm_env, page, report
+from benchmarks.cases import DENSE, Case, KernelCase, StepCase
 from benchmarks.race import QUICK, ROOT, Failed, Job, Pace, race
 
 DOCS = ROOT / "docs"
-
-
-def tensorflow_version() -> str:
-    """Of the package that is installed; TensorFlow itself is not imported here."""
-    for name in ("tensorflow-cpu", "tensorflow"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    raise SystemExit("TensorFlow is not installed here.")
-
-
-def machine() -> dict:
-    info = pathlib.Path("/proc/cpuinfo")
-    models = [
-        line.partition(":")[2].strip()
-        for line in (info.read_text().splitlines() if info.exists() else [])
-        if line.startswith("model name")
-    ]
-    return {
-        "tensorflow": tensorflow_version(),
-        "cpu": models[0] if models else platform.machine(),
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "caches": _caches(),
-    }
-
-
-def _caches() -> dict[str, str]:
-    found = {}
-    for index in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("i*")):
-        kind = (index / "type").read_text().strip()
-        if kind != "Instruction":
-            level = (index / "level").read_text().strip()
-            found[f"L{level}"] = (index / "size").read_text().strip()
-    return found
 
 
 def reason_to_skip(case: Case, version: str) -> str:
     """Why this case cannot run here; empty: it can."""
     if isinstance(case, KernelCase):
         return ""
-    old = version.startswith("2.15.")
-    if case.way == cases.ESTIMATOR and not old:
-        return "TensorFlow 2.15 was the last with Estimator"
-    if case.workload.model == "deepfm" and not old:
-        return "DeepCTR needs Keras 2: TensorFlow 2.15"
+    if case.needs and not version.startswith("2.15."):
+        return f"needs {case.needs}"
+    if case.workload.model == "deepfm" and not importlib.util.find_spec("deepctr"):
+        return f"needs {case.needs}"
     # An Estimator initializes all variables at once: their values are there twice.
     times = 2.2 if case.way == cases.ESTIMATOR else 1.2
-    need = case.workload.table_bytes * len(case.contenders) * times
+    with_tables = [name for name in case.contenders if name != DENSE]
+    need = case.workload.table_bytes * len(with_tables) * times
     if need > _available():
         return f"needs {need / 2**30:.0f} GiB of free memory"
     return ""
@@ -123,7 +93,12 @@ def main() -> None:
         help="folder for results.md and results.json (build/benchmarks)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="write docs/performance.md and its plots"
+        "--page",
+        type=pathlib.Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: write docs/performance.md and its plots from the "
+        "results.json of these runs",
     )
     parser.add_argument(
         "--fbgemm",
@@ -133,6 +108,12 @@ def main() -> None:
     )
     parser.add_argument("--no-fbgemm", action="store_true", help="kernels without it")
     arguments = parser.parse_args()
+    if arguments.page:
+        try:
+            _write_page(arguments.page)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        return
     known = cases.all_cases(arguments.cross)
     if arguments.quick and not arguments.words:
         known = cases.quick_cases()
@@ -141,33 +122,46 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     if arguments.list:
-        print("\n".join(" ".join(case.labels.values()) for case in chosen))
+        for case in chosen:
+            needs = f"  ({case.needs})" if case.needs else ""
+            print(" ".join(case.labels.values()) + needs)
         return
     pace = QUICK if arguments.quick else Pace()
     if arguments.rounds:
         pace = dataclasses.replace(pace, rounds=arguments.rounds)
     if arguments.limit:
         pace = dataclasses.replace(pace, limit_s=arguments.limit)
-    about = machine()
-    if arguments.write:
-        try:  # before hours of measuring
-            from benchmarks import plots
-        except ImportError as error:
-            parser.error(f"--write needs matplotlib (pip install '.[bench]'): {error}")
-    results, bad = _measure(chosen, pace, arguments, about["tensorflow"])
-    text = report.markdown(results)
-    print(text)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "results.md").write_text(text)
-    (arguments.out / "results.json").write_text(report.to_json(about, results, bad))
-    if bad:
-        sys.exit("\n".join(bad))
-    if arguments.write:
-        plots.write_page(DOCS, about, results, text, sys.argv[1:])
+    run = report.Recorded(about.about(arguments))
+    _measure(chosen, pace, arguments, run)
+    print(report.markdown(run.results))
+    if run.problems:
+        sys.exit("\n".join(run.problems))
 
 
-def _measure(chosen, pace: Pace, arguments, version: str):
-    results, bad = [], []
+def _write_page(files: Sequence[pathlib.Path]) -> None:
+    runs = []
+    for file in files:
+        try:
+            run = report.Recorded.from_json(file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+        if run.problems:
+            raise ValueError(f"{file} is worthless: {'; '.join(run.problems)}")
+        runs.append(run)
+    try:
+        page.write(DOCS, runs)
+    except ImportError as error:
+        raise ValueError(f"{error}: --page needs pip install '.[bench]'") from error
+
+
+def _save(run: report.Recorded, folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.md").write_text(report.markdown(run.results))
+    (folder / "results.json").write_text(run.to_json())
+
+
+def _measure(chosen, pace: Pace, arguments, run: report.Recorded) -> None:
+    """Adds to the run, and saves it after each case: all of them take long."""
     console = Console(stderr=True)
     fbgemm = None
     if any(isinstance(case, KernelCase) for case in chosen) and not arguments.no_fbgemm:
@@ -176,22 +170,24 @@ def _measure(chosen, pace: Pace, arguments, version: str):
             console.print(fbgemm_env.HOW)
     for number, case in enumerate(chosen, 1):
         name = " ".join(case.labels.values())
-        reason = reason_to_skip(case, version)
+        reason = reason_to_skip(case, run.about["tensorflow"])
         if reason:
-            results.append(report.Result(case.labels, "all", failure=reason))
+            run.results.append(report.Result(case.labels, report.ALL, failure=reason))
+            _save(run, arguments.out)
             continue
         with console.status(f"{number}/{len(chosen)}: {name}"):
             try:
                 runs = race(jobs_of(case, fbgemm), pace)
             except Failed as error:
-                bad.append(f"{name}: {cases.STOCK} failed: {error}")
+                run.problems.append(f"{name}: {cases.STOCK} failed: {error}")
+                _save(run, arguments.out)
                 continue
         more = {}
         if isinstance(case, KernelCase):
             more = dataclasses.asdict(data.moved(case))
-        bad += report.problems(case, runs)
-        results += report.results_of(case, runs, more)
-    return results, bad
+        run.problems += report.problems(case, runs)
+        run.results += report.results_of(case, runs, more)
+        _save(run, arguments.out)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ STOCK = "stock"
 NO_META = "stock, no meta optimizer"
 XLA = "XLA"
 OURS = "picasso_tf"
+# The same model without its tables: what packing them cannot make faster.
+DENSE = "dense layers alone"
 FBGEMM = "FBGEMM"
 # Its threads wait for each other: on a busy machine, one may be faster than all.
 FBGEMM_1 = "FBGEMM, 1 thread"
@@ -125,7 +127,18 @@ class StepCase:
     def contenders(self) -> tuple[str, ...]:
         if self.group == SCALING:
             return (STOCK, OURS)
+        if self.way == SESSION and self.workload.model == "mlp":
+            return (STOCK, NO_META, XLA, OURS, DENSE)
         return (STOCK, NO_META, XLA, OURS)
+
+    @property
+    def needs(self) -> str:
+        """What it runs with; empty: any TensorFlow."""
+        if self.way == ESTIMATOR:
+            return "TensorFlow 2.15, the last with Estimator"
+        if self.workload.model == "deepfm":
+            return "TensorFlow 2.15 and DeepCTR, which is for Keras 2"
+        return ""
 
     @classmethod
     def from_dict(cls, values: dict) -> StepCase:
@@ -179,6 +192,10 @@ class KernelCase:
     @property
     def contenders(self) -> tuple[str, ...]:
         return (STOCK, OURS, FBGEMM, FBGEMM_1, COPY)
+
+    @property
+    def needs(self) -> str:
+        return ""
 
     @classmethod
     def from_dict(cls, values: dict) -> KernelCase:

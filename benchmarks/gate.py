@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 
 class Gate:
@@ -23,6 +24,9 @@ class Gate:
         os.dup2(2, 1)
         self.job = json.loads(sys.stdin.readline())
         self.count = 0
+        # Of the first step, once it is over: when it began and ended.
+        self.first: tuple[float, float] = (0.0, 0.0)
+        self.at_end: Callable[[], dict] = dict  # more figures
         self._quota = 0
         self._times: list[float] = []
         self._losses: list[float] = []
@@ -42,6 +46,8 @@ class Gate:
         """Called after each step; False: stop."""
         now = time.perf_counter()
         self.count += 1
+        if self.count == 1:
+            self.first = (self._last, now)
         self._times.append(now - self._last)
         if loss is not None:
             self._losses.append(float(loss))
@@ -53,7 +59,8 @@ class Gate:
 
     def finish(self, **figures) -> None:
         """The figures that are known at the end, by name."""
-        self._send({"peak_mib": self._peak - self._memory, **figures})
+        peak = {"peak_mib": self._peak - self._memory}
+        self._send({**peak, **self.at_end(), **figures})
 
     def _wait(self) -> bool:
         self._times, self._losses = [], []

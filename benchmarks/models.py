@@ -68,6 +68,10 @@ def loss_of(case: StepCase, variables: Variables, ids, dense, labels) -> tf.Tens
         hidden = _interact(rows, _dense_layers(dense, variables.bottom, True))
     else:
         hidden = tf.concat(rows, 1)
+    return _loss_of_top(hidden, variables, labels)
+
+
+def _loss_of_top(hidden, variables: Variables, labels) -> tf.Tensor:
     logits = _dense_layers(hidden, variables.top, False)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
     return tf.reduce_mean(losses)
@@ -118,6 +122,23 @@ def train_op(contender: str, case: StepCase, variables: Variables, ids, dense, l
     loss, gradients = loss_and_gradients(ids, dense, labels)
     pairs = list(zip(gradients, variables.all, strict=True))
     return loss, optimizer.apply_gradients(pairs, step)
+
+
+def dense_train_op(workload: Workload, labels):
+    """(loss, op that trains) of the layers behind the tables of an "mlp" workload.
+
+    Their input [batch, tables * dim] is a variable that is not trained; its gradient,
+    from which the tables would be updated, is computed.
+    """
+    width = workload.tables * workload.dim
+    given = dataclasses.replace(workload, tables=1, rows=workload.batch, dim=width)
+    variables = make_variables(given)
+    rows = variables.tables[0].read_value()
+    loss = _loss_of_top(rows, variables, labels)
+    layers = [variable for layer in variables.top for variable in layer]
+    optimizer = tf1.train.AdagradOptimizer(0.05)
+    train = optimizer.minimize(loss, var_list=layers)
+    return loss, tf.group(train, tf1.gradients(loss, rows))
 
 
 # -- inputs -----------------------------------------------------------------------

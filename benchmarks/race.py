@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.data import BATCHES
 
 _LONGEST_REASON = 300
+_FOLDER = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")  # of an absolute path
 _READY_S = 1200.0  # to import, to draw the data, to build the graph
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -142,7 +144,8 @@ def reason_in(errors: str) -> str:
     # Of what XLA refuses, TensorFlow's exception itself says nothing.
     refused = [line for line in lines if "unsupported operations" in line]
     raised = [line for line in lines if "Error" in line.split(":")[0]]
-    return (refused or raised or lines or [""])[-1][:_LONGEST_REASON]
+    told = (refused or raised or lines or [""])[-1]
+    return _FOLDER.sub("", told)[:_LONGEST_REASON]  # pages are made of it
 
 
 def race(jobs: Sequence[Job], pace: Pace) -> dict[str, Run]:

@@ -7,8 +7,26 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.cases import COPY, FBGEMM, FBGEMM_1, OURS, SCALING, STEPS, STOCK, Case
+from benchmarks.cases import (
+    COPY,
+    FBGEMM,
+    FBGEMM_1,
+    NO_META,
+    OURS,
+    SCALING,
+    STEPS,
+    STOCK,
+    XLA,
+    Case,
+)
 from benchmarks.race import Run
+
+ALL = "all"  # contenders, of a case that did not run
+OTHERS = (STOCK, NO_META, XLA)
+# What a contender says of itself.
+FIGURES = (
+    "peak_mib", "ops_graph", "ops_executed", "first_before_s", "first_passes_s",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -20,7 +38,11 @@ class Result:
       step_ms, quartiles_ms: of the medians of the rounds.
       to_stock: how many times as fast as stock, the median over the rounds of the
         ratio of the two blocks of a round; to_stock_quartiles: its quartiles.
+      to_best, to_best_quartiles: of picasso_tf, the same with the fastest block that
+        one of OTHERS had in the round, instead of stock's.
       first_s: time to the first step's result.
+      first_before_s, first_passes_s: of picasso_tf, what of that passed until it was
+        first called, and in its passes.
       peak_mib: most memory held, beyond what was held before the model was built.
       ops_graph, ops_executed: of the optimized graph, and of a step; None: unknown.
       failure: why there are no figures; empty: there are.
@@ -32,7 +54,11 @@ class Result:
     quartiles_ms: tuple[float, float] | None = None
     to_stock: float | None = None
     to_stock_quartiles: tuple[float, float] | None = None
+    to_best: float | None = None
+    to_best_quartiles: tuple[float, float] | None = None
     first_s: float | None = None
+    first_before_s: float | None = None
+    first_passes_s: float | None = None
     peak_mib: float | None = None
     ops_graph: int | None = None
     ops_executed: int | None = None
@@ -43,6 +69,9 @@ class Result:
 def results_of(case: Case, runs: Mapping[str, Run], more: dict) -> list[Result]:
     """One Result per contender. `more` goes into each."""
     stock = _medians(runs[STOCK])
+    others = [runs[name] for name in OTHERS if name in runs]
+    times = [_medians(run) for run in others if not run.failure]
+    best = [min(of_a_round) for of_a_round in zip(*times, strict=True)]
     results = []
     for run in runs.values():
         result = Result(case.labels, run.contender, failure=run.failure, more=more)
@@ -50,15 +79,21 @@ def results_of(case: Case, runs: Mapping[str, Run], more: dict) -> list[Result]:
         medians = _medians(run)
         if run.failure or not medians:
             continue
-        ratios = [s / own for s, own in zip(stock, medians, strict=True)]
         result.step_ms = statistics.median(medians) * 1e3
         result.quartiles_ms = _quartiles([seconds * 1e3 for seconds in medians])
-        result.to_stock = statistics.median(ratios)
-        result.to_stock_quartiles = _quartiles(ratios)
+        result.to_stock, result.to_stock_quartiles = _ratio(stock, medians)
+        if run.contender == OURS:
+            result.to_best, result.to_best_quartiles = _ratio(best, medians)
         result.first_s = run.first_s
-        for name in ("peak_mib", "ops_graph", "ops_executed"):
+        for name in FIGURES:
             setattr(result, name, run.figures.get(name))
     return results
+
+
+def _ratio(others: Sequence[float], own: Sequence[float]):
+    """Median and quartiles of how many times as long the others' rounds took."""
+    ratios = [other / mine for other, mine in zip(others, own, strict=True)]
+    return statistics.median(ratios), _quartiles(ratios)
 
 
 def _medians(run: Run) -> list[float]:
@@ -104,6 +139,10 @@ def spread(value: float | None, ends: tuple[float, float] | None) -> str:
     return f"{number(value)} ({number(ends[0])}-{number(ends[1])})"
 
 
+def _parts(before: float | None, within: float | None) -> str:
+    return "–" if before is None else f"{number(before)} / {number(within)}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -112,10 +151,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def markdown(results: Sequence[Result]) -> str:
     """All tables; a group that has no result has none."""
     parts = []
-    groups = {STEPS: _steps, SCALING: _scaling}
+    for group, text in sections(results).items():
+        parts += [f"## {group.capitalize()}", text]
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(results: Sequence[Result]) -> dict[str, str]:
+    """By group, its table, and what has no figures."""
+    found = {}
+    tables = {STEPS: _steps, SCALING: _scaling}
     for group in dict.fromkeys(result.labels["group"] for result in results):
         chosen = [r for r in results if r.labels["group"] == group]
-        parts += [f"## {group.capitalize()}", groups.get(group, _kernels)(chosen)]
+        measured = [r for r in chosen if r.step_ms or r.contender != ALL]
+        parts = [tables.get(group, _kernels)(measured)] if measured else []
         failed = [r for r in chosen if r.failure]
         if failed:
             notes = [
@@ -123,13 +171,15 @@ def markdown(results: Sequence[Result]) -> str:
                 for r in failed
             ]
             parts.append("Without figures:\n\n" + "\n".join(notes))
-    return "\n\n".join(parts) + "\n"
+        found[group] = "\n\n".join(parts)
+    return found
 
 
 def _steps(results: Sequence[Result]) -> str:
     head = (
         "case", "form", "way", "contender", "step ms", "steps/s", "x stock",
-        "first step s", "peak MiB", "ops in graph", "ops a step",
+        "x best other", "first step s", "before / in our passes s", "peak MiB",
+        "ops in graph", "ops a step",
     )  # fmt: skip
     return table(
         head,
@@ -142,7 +192,9 @@ def _steps(results: Sequence[Result]) -> str:
                 spread(result.step_ms, result.quartiles_ms),
                 number(1e3 / result.step_ms if result.step_ms else None, 0),
                 spread(result.to_stock, result.to_stock_quartiles),
+                spread(result.to_best, result.to_best_quartiles),
                 number(result.first_s),
+                _parts(result.first_before_s, result.first_passes_s),
                 number(result.peak_mib, 0),
                 number(result.ops_graph, 0),
                 number(result.ops_executed, 0),
@@ -194,10 +246,35 @@ def _kernels(results: Sequence[Result]) -> str:
     return table(head, rows)
 
 
-def to_json(machine: dict, results: Sequence[Result], bad: Sequence[str]) -> str:
-    figures = {
-        "machine": machine,
-        "problems": list(bad),
-        "results": [dataclasses.asdict(result) for result in results],
-    }
-    return json.dumps(figures, indent=2) + "\n"
+# -- files ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Recorded:
+    """One run of the runner.
+
+    Attributes:
+      about: its command, date, versions and CPU (about.py).
+      problems: what makes it worthless.
+    """
+
+    about: dict
+    results: list[Result] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Recorded:
+        """The inverse of `to_json`, but for tuples, which are lists then.
+
+        Raises:
+          ValueError: the text is something else.
+        """
+        try:
+            values = json.loads(text)
+            results = [Result(**result) for result in values.pop("results")]
+            return cls(results=results, **values)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no results of this version: {error}") from error

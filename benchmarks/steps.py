@@ -13,12 +13,23 @@ import tensorflow as tf
 
 import picasso_tf
 from benchmarks import counts
-from benchmarks.cases import ESTIMATOR, KERAS, NO_META, OURS, SESSION, SPARSE, StepCase
+from benchmarks.cases import (
+    DENSE,
+    ESTIMATOR,
+    KERAS,
+    NO_META,
+    OURS,
+    SESSION,
+    SPARSE,
+    StepCase,
+)
 from benchmarks.data import step_batches
+from benchmarks.first_step import watch
 from benchmarks.gate import Gate
 from benchmarks.inputs import iterate
 from benchmarks.models import (
     arrays_of,
+    dense_train_op,
     inputs_of,
     make_variables,
     to_sparse,
@@ -56,9 +67,13 @@ def run_session(gate: Gate, case: StepCase, contender: str) -> None:
     batches = step_batches(case)
     gate.imported()
     with tf1.Graph().as_default():
-        tensors, start = iterate([arrays_of(batch) for batch in batches])
-        variables = make_variables(case.workload)
-        fetches = train_op(contender, case, variables, *inputs_of(case, tensors))
+        if contender == DENSE:
+            (labels,), start = iterate([[batch.labels] for batch in batches])
+            fetches = dense_train_op(case.workload, labels)
+        else:
+            tensors, start = iterate([arrays_of(batch) for batch in batches])
+            variables = make_variables(case.workload)
+            fetches = train_op(contender, case, variables, *inputs_of(case, tensors))
         session = tf1.Session(config=config_of(contender, case.threads))
         _initialize(session, tf1.global_variables())
         session.run(start)
@@ -151,6 +166,8 @@ def _stack(arrays: Iterable[np.ndarray]) -> np.ndarray:
 def main() -> None:
     gate = Gate()
     case = StepCase.from_dict(gate.job["case"])
+    if gate.job["contender"] == OURS:
+        gate.at_end = watch(gate)
     if case.way == KERAS:
         from benchmarks.keras_steps import run_keras as run
     else:

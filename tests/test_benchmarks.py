@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 
-from benchmarks import cases, data, race, report
+from benchmarks import __main__ as runner
+from benchmarks import about, cases, data, first_step, page, race, report
 from benchmarks.cases import KernelCase, StepCase, Workload
 from benchmarks.race import Run
 
@@ -115,22 +117,134 @@ def test_ratios_are_of_blocks_of_the_same_round():
 def test_markdown_names_what_has_no_figures():
     runs = runs_of(stock=[[0.002]], picasso_tf=[[0.001]])
     runs["XLA"] = Run("XLA", failure="not within 30 s")
+    runs["picasso_tf"].figures |= {"first_before_s": 0.2, "first_passes_s": 0.125}
     text = report.markdown(report.results_of(TINY, runs, {}))
     assert (
         "| tiny | plain | session | picasso_tf | 1.00 (1.00-1.00) | 1,000 "
-        "| 2.00 (2.00-2.00) | 0.50 | 10 | – | – |"
+        "| 2.00 (2.00-2.00) | 2.00 (2.00-2.00) | 0.50 | 0.20 / 0.12 | 10 | – | – |"
     ) in text
     assert "- steps tiny plain session, XLA: not within 30 s" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
 
-def test_json_has_every_result():
+def test_the_best_other_is_that_of_each_round():
+    runs = runs_of(
+        stock=[[0.004], [0.006], [0.008]],
+        XLA=[[0.008], [0.004], [0.006]],
+        picasso_tf=[[0.001], [0.001], [0.002]],
+    )
+    # Faster than all, but out of the comparison: the one did no work, the other failed.
+    runs[cases.DENSE] = Run(cases.DENSE, 0.1, [[0.0005]] * 3)
+    runs[cases.NO_META] = Run(cases.NO_META, 0.1, [[0.0001]], failure="gone")
+    by_name = {r.contender: r for r in report.results_of(TINY, runs, {})}
+    ours = by_name.pop("picasso_tf")
+    assert (ours.to_best, ours.to_stock) == pytest.approx((4, 4))
+    assert ours.to_best_quartiles == pytest.approx((3.5, 4))
+    assert ours.to_stock_quartiles == pytest.approx((4, 5))
+    assert all(other.to_best is None for other in by_name.values())
+    assert by_name[cases.DENSE].to_stock == pytest.approx(12)
+
+
+def test_dense_layers_alone_are_of_sessions_and_lose_no_run():
+    with_dense = [c for c in cases.all_cases() if cases.DENSE in c.contenders]
+    assert {c.labels["way"] for c in with_dense} == {"session"}
+    assert {c.workload.model for c in with_dense} == {"mlp"}
+    assert {c.form for c in with_dense} == {cases.PLAIN, cases.SPARSE}
     runs = runs_of(stock=[[0.002]], picasso_tf=[[0.001]])
-    results = report.results_of(TINY, runs, {"ids": 3})
-    read = json.loads(report.to_json({"cores": 2}, results, []))
-    assert [r["contender"] for r in read["results"]] == ["stock", "picasso_tf"]
-    assert read["results"][1]["more"] == {"ids": 3}
+    runs[cases.DENSE] = Run(cases.DENSE, 0.1, [[0.0005]], losses=[0.1, 0.2])
+    assert report.problems(TINY, runs) == []
+
+
+def test_parts_of_the_first_step():
+    calls = [(1.0, 2.0), (10.5, 10.75), (11.0, 11.5), (20.0, 21.0)]
+    assert first_step.parts_of((10.0, 12.0), calls) == {
+        "first_before_s": 0.5,
+        "first_passes_s": 0.75,
+    }
+    assert first_step.parts_of((10.0, 12.0), []) == {}
+
+
+ABOUT = {
+    "command": "python -m benchmarks steps tiny",
+    "date": "2026-01-02",
+    "picasso_tf": "0.1.0",
+    "tensorflow": "2.15.1",
+    "cpu": "A CPU",
+    "cores": 2,
+    "load": 0.1,
+    "caches": {"L1": "32K"},
+}
+
+
+def recorded(case, **about) -> report.Recorded:
+    runs = runs_of(stock=[[0.002], [0.004]], picasso_tf=[[0.001], [0.002]])
+    return report.Recorded(ABOUT | about, report.results_of(case, runs, {"ids": 3}))
+
+
+def test_results_survive_their_file():
+    run = recorded(TINY)
+    read = report.Recorded.from_json(run.to_json())
+    assert (read.about, read.problems) == (run.about, [])
+    assert [r.contender for r in read.results] == ["stock", "picasso_tf"]
+    assert read.results[1].more == {"ids": 3}
+    assert read.to_json() == run.to_json()
+    for text in ("[]", "{}", '{"results": [{"label": 1}]}', "no JSON"):
+        with pytest.raises(ValueError):
+            report.Recorded.from_json(text)
+
+
+def test_a_page_joins_runs():
+    scaling = dataclasses.replace(TINY, group=cases.SCALING, axis="batch")
+    skipped = recorded(TINY, tensorflow="2.21.0", command="python -m benchmarks keras")
+    skipped.results = [report.Result(TINY.labels, report.ALL, failure="needs DeepCTR")]
+    runs = [recorded(TINY), recorded(scaling), skipped]
+    text = page.page(runs, [[], ["performance/batch-2.png"], []])
+    heads = [line for line in text.splitlines() if line.startswith("#")]
+    assert heads == [
+        "# Performance",
+        "## Steps, TensorFlow 2.15.1",
+        "## Scaling, TensorFlow 2.15.1",
+        "## Steps, TensorFlow 2.21.0",
+    ]
+    steps, scaled, last = text.split("\n## ")[1:]
+    said = (
+        "By `python -m benchmarks steps tiny`, 2026-01-02: picasso_tf 0.1.0, "
+        "TensorFlow 2.15.1; 2 cores of A CPU (L1 32K); load 0.1 at the start."
+    )
+    assert steps.index(said) < steps.index("| case | form |")
+    assert "![" not in steps
+    assert "![batch-2](performance/batch-2.png)\n\n| case |" in scaled
+    assert "Without figures:\n\n- steps tiny plain session, all: needs DeepCTR" in last
+    assert "| case |" not in last and "keras`" in last
+
+
+def test_commands_are_told_without_paths():
+    arguments = types.SimpleNamespace(
+        words=["steps", "W26"],
+        quick=False,
+        cross=False,
+        rounds=3,
+        limit=0.5,
+        no_fbgemm=True,
+        out="/somewhere",
+        fbgemm="/some/python",
+    )
+    assert about.command(arguments) == (
+        "python -m benchmarks steps W26 --rounds 3 --limit 0.5 --no-fbgemm"
+    )
+
+
+def test_cases_that_cannot_run_here_say_why():
+    deepfm, estimator = (
+        next(c for c in cases.all_cases() if word in c.labels.values())
+        for word in ("DeepFM26", "estimator")
+    )
+    reason = runner.reason_to_skip
+    assert reason(deepfm, "2.21.0") == f"needs {deepfm.needs}"
+    assert reason(estimator, "2.21.0").startswith("needs TensorFlow 2.15")
+    small = dataclasses.replace(TINY, way=cases.ESTIMATOR)
+    assert reason(small, "2.15.1") == reason(TINY, "2.21.0") == ""
 
 
 def test_other_losses_make_a_run_worthless():
@@ -153,6 +267,8 @@ def test_reason_in_error_output():
     assert race.reason_in(xla).startswith("Detected unsupported operations")
     assert race.reason_in("I said so\nValueError: 3\n\n") == "ValueError: 3"
     assert race.reason_in("") == ""
+    where = 'OpError: in "/home/me/c.py", ./a/b and x/y: 1/2 [/opt/lib/d.so]'
+    assert race.reason_in(where) == 'OpError: in "c.py", ./a/b and x/y: 1/2 [d.so]'
 
 
 def test_a_contender_that_cannot_start_says_why(tmp_path):
