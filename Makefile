@@ -47,7 +47,7 @@ test-slow: build
 zoo: build
 	$(BIN)/python -m benchmarks.zoo --optimizers adam --quick --check
 
-# The quick mode. BENCH_ARGS="steps W200 session", "kernels", "scaling --write", ...
+# The quick mode. BENCH_ARGS="steps W200 session", "kernels", "scaling --out build/scaling", ...
 BENCH_ARGS ?= --quick
 $(VENV)/.bench: $(READY)
 	$(BIN)/pip install -q "matplotlib>=3.8"
