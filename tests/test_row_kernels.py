@@ -72,6 +72,47 @@ def test_bits_are_the_same(use, dim, combiner):
     assert results[0] == results[1]
 
 
+def _many_tables(dims, batch: int, bad=()):
+    """(joined rows, what NumPy says) of one table per dim; `bad`: (table, example)
+    pairs whose id is outside."""
+    random = np.random.default_rng(len(dims))
+    graph = tf1.Graph()
+    with graph.as_default():
+        rows, expected, feeds = [], [], {}
+        for i, dim in enumerate(dims):
+            value = random.normal(size=(5 + i, dim)).astype(np.float32)
+            ids = random.integers(0, 5 + i, batch)
+            table = tf1.get_variable(f"t{i}", initializer=value, use_resource=True)
+            feed = tf1.placeholder(tf.int64, [None], name=f"ids{i}")
+            rows.append(tf.nn.embedding_lookup(table, feed))
+            expected.append(value[ids])
+            feeds[feed] = ids
+            for member, example in bad:
+                if member == i:
+                    ids[example] = 5 + i
+        joined = tf.concat(rows, 1)
+        options = picasso_tf.Options(strict=True)
+        with tf1.Session(config=picasso_tf.session_config(options=options)) as session:
+            session.run(tf1.global_variables_initializer())
+            return session.run(joined, feeds), np.concatenate(expected, 1)
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [[16] * 40, [8] * 17 + [16] * 3 + [8], [4, 4, 3, 4, 4], [1, 2, 128, 128, 64]],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [0, 1, 7, 3_000])
+def test_neighbours_are_filled_together(dims, batch):
+    rows, expected = _many_tables(dims, batch)
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_the_first_bad_id_of_neighbours_is_named():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices\[2900\] = 8 .*"):
+        _many_tables([16] * 40, 3_000, bad=[(20, 5), (3, 2_950), (3, 2_900)])
+
+
 def test_unknown_kernels_are_refused():
     assert not ops.native().PicassoUseRowKernels(b"avx1024")
 
