@@ -10,6 +10,12 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 
 
+def sparse_of(indices: tf.Tensor, values: tf.Tensor, shape: tf.Tensor):
+    """The SparseTensor [batch, longest] of three tensors of `iterate`."""
+    shape.set_shape([2])
+    return tf.SparseTensor(indices, values, shape)
+
+
 def iterate(
     batches: Sequence[Sequence[np.ndarray]],
 ) -> tuple[list[tf.Tensor], tf.Operation]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from benchmarks.cases import KernelCase
 from benchmarks.data import Bags, bag_batches, output_gradient, table
 from benchmarks.gate import Gate
-from benchmarks.inputs import iterate
+from benchmarks.inputs import iterate, sparse_of
 from benchmarks.steps import config_of
 
 tf1 = tf.compat.v1
@@ -42,9 +42,7 @@ def _look_up(case: KernelCase, variables, tensors) -> tf.Tensor:
         return tf.concat(list(rows), 1)
     rows = []
     for i, variable in enumerate(variables):
-        indices, values, shape = tensors[3 * i : 3 * i + 3]
-        shape.set_shape([2])
-        ids = tf.SparseTensor(indices, values, shape)
+        ids = sparse_of(*tensors[3 * i : 3 * i + 3])
         rows.append(tf.nn.embedding_lookup_sparse(variable, ids, None, combiner="sum"))
     return tf.concat(rows, 1)
 

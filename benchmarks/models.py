@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from benchmarks.cases import SPARSE, XLA, StepCase, Workload
 from benchmarks.data import Batch
+from benchmarks.inputs import sparse_of
 
 tf1 = tf.compat.v1
 
@@ -167,13 +168,5 @@ def inputs_of(case: StepCase, tensors: Sequence[tf.Tensor]):
     """(ids, dense, labels) of the tensors of `arrays_of`."""
     *ids, dense, labels = tensors
     if case.form == SPARSE:
-        fields = range(0, len(ids), 3)
-        ids = [
-            tf.SparseTensor(*ids[i : i + 2], _of_rank(ids[i + 2], 2)) for i in fields
-        ]
+        ids = [sparse_of(*ids[i : i + 3]) for i in range(0, len(ids), 3)]
     return ids, dense, labels
-
-
-def _of_rank(shape: tf.Tensor, rank: int) -> tf.Tensor:
-    shape.set_shape([rank])
-    return shape

@@ -434,10 +434,10 @@ class GraphView:
         """The node, if it has an effect; else the nearest nodes with effects that it
         waits for. None: too many. Found once for each node, inputs first."""
         known = self._effects
-        pending = [name]
+        pending, opened = [name], set()
         while pending:
             current = pending[-1]
-            if current in known:
+            if current in known and current not in opened:
                 pending.pop()
                 continue
             node = self.nodes.get(current)
@@ -450,11 +450,13 @@ class GraphView:
                 known[current] = frozenset((current,))
                 continue
             sources = sources_of(node)
-            missing = [source for source in sources if source not in known]
-            if missing:
-                pending.extend(missing)
-                continue
-            known[current] = _union(known[source] for source in sources)
+            if current in opened:
+                known[current] = _union(known[source] for source in sources)
+                opened.remove(current)
+            else:
+                opened.add(current)
+                known[current] = None  # a cycle, which no graph should have, finds this
+                pending.extend(source for source in sources if source not in known)
         return known[name]
 
     # -- control flow ------------------------------------------------------

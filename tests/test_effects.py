@@ -56,3 +56,8 @@ def test_too_many_effects_are_told_as_such():
     barrier = node("barrier", "NoOp", *(f"^w{i}" for i in range(5_000)))
     view = GraphView([node("x", "Placeholder"), *writes, barrier])
     assert view.effects_before("barrier", "x") is None
+
+
+def test_a_cycle_is_no_endless_search():
+    view = GraphView([node("a", "Neg", "b"), node("b", "Neg", "a"), node("x", "Const")])
+    assert view.effects_before("a", "x") is None

@@ -106,6 +106,20 @@ PICASSO_HOST_DEVICE inline bool InRange(int64_t id, int64_t rows) {
   return static_cast<uint64_t>(id) < static_cast<uint64_t>(rows);
 }
 
+// Whether all are. Without a branch, several at a time.
+inline bool AllInRange(const int64_t* ids, int64_t count, int64_t rows) {
+  bool bad = false;
+  for (int64_t i = 0; i < count; ++i) bad |= !InRange(ids[i], rows);
+  return !bad;
+}
+
+// Asks for a row that will be read.
+inline void PrefetchRow(const char* row, int64_t row_bytes) {
+  // Two lines cover the usual rows; the hardware follows longer ones.
+  __builtin_prefetch(row);
+  if (row_bytes > 64) __builtin_prefetch(row + 64);
+}
+
 }  // namespace picasso
 
 #endif  // PICASSO_TF_KERNELS_CORE_COMMON_H_

@@ -24,12 +24,6 @@ constexpr int64_t kGroup = 16;
 // line.
 constexpr int64_t kUnitBytes = 64;
 
-inline void PrefetchRow(const char* row, int64_t row_bytes) {
-  // Two lines cover the usual rows; the hardware follows longer ones.
-  __builtin_prefetch(row);
-  if (row_bytes > 64) __builtin_prefetch(row + 64);
-}
-
 // Copies a row of a size known to the compiler, which then needs no call.
 template <int64_t kRowBytes>
 struct FixedCopy {

@@ -117,25 +117,6 @@ void PoolWeighted(const Bag<T>& bag, const Sum<T>* weights,
   }
 }
 
-}  // namespace pool_internal
-
-// The first bad id of the bags of outer indices [begin, end).
-inline BadId FirstBad(const LookupMember* members, int64_t count, int64_t begin,
-                      int64_t end) {
-  for (int64_t k = 0; k < count; ++k) {
-    const LookupMember& m = members[k];
-    const int64_t inner = m.chunk_bytes / m.row_bytes;
-    const int64_t* const offsets = m.plan->offsets();
-    for (int64_t at = offsets[begin * inner]; at < offsets[end * inner]; ++at) {
-      const int64_t id = m.plan->ids()[at];
-      if (!InRange(id, m.rows)) return {k, at, id};
-    }
-  }
-  return {};
-}
-
-namespace pool_internal {
-
 // Pools bag by bag.
 template <typename T>
 class Pooler {
@@ -226,28 +207,22 @@ int64_t PoolRows(const LookupMember& m, int64_t begin, int64_t end) {
   const int64_t* const offsets = m.plan->offsets();
   const int64_t* const ids = m.plan->ids();
   const int64_t first = offsets[begin * inner], last = offsets[end * inner];
-  bool bad = false;
-  for (int64_t e = first; e < last; ++e) bad |= !InRange(ids[e], m.rows);
-  for (int64_t e = first; bad && e < last; ++e) {
-    if (!InRange(ids[e], m.rows)) return e;
+  if (!AllInRange(ids + first, last - first, m.rows)) {
+    int64_t bad = first;
+    while (InRange(ids[bad], m.rows)) ++bad;
+    return bad;
   }
   constexpr int64_t kAhead = 16;  // rows
   pool_internal::Pooler<T> pooler(m);
-  const bool ask = last > first;
   for (int64_t o = begin; o < end; ++o) {
     T* to = reinterpret_cast<T*>(m.output + o * m.output_stride);
     for (int64_t b = o * inner; b < (o + 1) * inner; ++b, to += dim) {
       // At least two, so that the usual bags need no branch.
       const int64_t from = offsets[b] + kAhead;
-      const int64_t stop =
-          !ask ? from
-               : from + std::max<int64_t>(offsets[b + 1] - offsets[b], 2);
+      const int64_t stop = std::min(
+          from + std::max<int64_t>(offsets[b + 1] - offsets[b], 2), last);
       for (int64_t e = from; e < stop; ++e) {
-        const int64_t asked = ids[std::min(e, last - 1)];
-        __builtin_prefetch(m.table + asked * m.row_bytes);
-        if (m.row_bytes > 64) {
-          __builtin_prefetch(m.table + asked * m.row_bytes + 64);
-        }
+        PrefetchRow(m.table + ids[e] * m.row_bytes, m.row_bytes);
       }
       pooler.Pool(b, to);
     }

@@ -1,7 +1,7 @@
 // The loops of rows.h, for vectors of kVectorBytes; included into a namespace
 // by one .cc file per instruction set. Nothing of the standard library may be
 // used here: a function of it compiled for one instruction set could be linked
-// for all.
+// for all. (So this has its own of what common.h has.)
 
 typedef float Wide __attribute__((vector_size(kVectorBytes)));
 typedef float Narrow __attribute__((vector_size(32)));

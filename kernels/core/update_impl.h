@@ -184,13 +184,6 @@ void RunAll(const RuleFlags& flags, UpdateMember<T>* members, int64_t count,
   }
 }
 
-// Whether all are in [0, rows). Without a branch, several at a time.
-inline bool AllInRange(const int64_t* ids, int64_t count, int64_t rows) {
-  bool bad = false;
-  for (int64_t i = 0; i < count; ++i) bad |= !InRange(ids[i], rows);
-  return !bad;
-}
-
 template <typename T, typename Id>
 int64_t FirstBadIn(const UpdatePart<T>& part, int64_t rows, int64_t* value) {
   if (part.ids.is_plain_int64() && part.filter == nullptr &&

@@ -47,8 +47,7 @@ class GradRows {
       : inner_(part.inner),
         step_(part.stride - (part.inner - 1) * dim),
         dim_(dim),
-        row_(part.grad + first / part.inner * part.stride +
-             first % part.inner * dim),
+        row_(part.row(first, dim)),
         left_(part.inner - first % part.inner) {}
 
   const T* row() const { return row_; }
