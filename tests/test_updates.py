@@ -589,8 +589,10 @@ def test_2000_members():
 
 def one_thread_without_grappler() -> tf.compat.v1.ConfigProto:
     """For updates of one table in one step: stock runs them at once and loses
-    some, unless it has one thread."""
+    some, unless it has one thread. It has one only in pools of its own: else a
+    process's sessions share the pool that the first of them made."""
     config = without_grappler()
+    config.use_per_session_threads = True
     config.intra_op_parallelism_threads = 1
     config.inter_op_parallelism_threads = 1
     return config
