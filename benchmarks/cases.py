@@ -158,10 +158,11 @@ class KernelCase:
     Attributes:
       kind: "lookup" (one id per field and example), "bags" (sums of several rows),
         "update" (lookup, then backward and Adagrad from a given gradient).
-      mib: size of all tables together, without slots.
+      mib: size of all tables together, without slots, rounded.
       zipf: exponent of the ids' distribution; 0: uniform.
       mean: ids of a bag, on average.
       lengths: "fixed", or "zipf" (of exponent 2, scaled to the mean).
+      workload: whose embedding ops these are; empty: nobody's.
     """
 
     kind: str
@@ -173,9 +174,26 @@ class KernelCase:
     tables: int = 26
     batch: int = 2_048
     threads: int = 0
+    workload: str = ""
+
+    @classmethod
+    def of(cls, kind: str, workload: Workload) -> KernelCase:
+        """The embedding ops of a workload whose tables are equal."""
+        tables, rows, dim = workload.tables, workload.rows, workload.dim
+        return cls(
+            kind,
+            dim,
+            mib=round(tables * rows * dim * 4 / 2**20),
+            zipf=workload.zipf,
+            tables=tables,
+            batch=workload.batch,
+            workload=workload.name,
+        )
 
     @property
     def name(self) -> str:
+        if self.workload:
+            return f"{self.kind}-{self.workload}"
         ids = f"zipf{self.zipf:g}" if self.zipf else "uniform"
         name = f"{self.kind}-dim{self.dim}-{self.mib}MiB-{ids}"
         return name + f"-{self.lengths}{self.mean}" if self.kind == "bags" else name
@@ -183,6 +201,8 @@ class KernelCase:
     @property
     def rows(self) -> int:
         """Of each table."""
+        if self.workload:
+            return WORKLOADS[self.workload].rows
         return self.mib * 2**20 // (self.tables * self.dim * 4)
 
     @property
@@ -225,8 +245,13 @@ def step_cases() -> list[StepCase]:
 
 
 def kernel_cases(cross: bool = False) -> list[KernelCase]:
-    """One property varied at a time; with `cross`, all combinations."""
-    cases = []
+    """Of workloads, then one property varied at a time; with `cross`, all
+    combinations."""
+    cases = [
+        KernelCase.of(kind, WORKLOADS[name])
+        for kind in ("lookup", "update")
+        for name in ("W26", "BIG26", "W200", "W1000")
+    ]
     for kind in ("lookup", "update", "bags"):
         bags = BAGS if kind == "bags" else ((1, "fixed"),)
         if cross:

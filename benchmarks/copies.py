@@ -9,20 +9,21 @@ from concurrent import futures
 import numpy as np
 
 from benchmarks.cases import KernelCase
-from benchmarks.data import moved
+from benchmarks.data import BATCHES, moved
 from benchmarks.gate import Gate
 
 
 class Copy:
     """Copies half as many bytes as are moved: each is read and written.
 
-    Each call copies the same bytes, so that they are in a cache if they fit, as
-    rows that are looked up again and again are: no kernel can be faster.
+    From as many places in turn as there are batches, to one: what stays in a cache
+    until it is read again is about what stays there of the batches' rows.
     """
 
     def __init__(self, case: KernelCase):
         self._size = int(moved(case).bytes) // 2
-        self._source = np.ones(self._size, np.uint8)
+        self._source = np.ones((BATCHES, self._size), np.uint8)
+        self._calls = 0
         self._target = np.ones(self._size, np.uint8)
         threads = case.threads or len(os.sched_getaffinity(0))
         self._pool = futures.ThreadPoolExecutor(threads)
@@ -39,14 +40,17 @@ class Copy:
         return sorted(times)[10]
 
     def run(self) -> None:
+        source = self._source[self._calls % BATCHES]
+        self._calls += 1
         edges = np.linspace(0, self._size, self._threads + 1).astype(int)
         if self._threads == 1:
-            self._part(*edges)
+            self._part(source, *edges)
         else:
-            list(self._pool.map(self._part, edges[:-1], edges[1:]))
+            sources = [source] * self._threads
+            list(self._pool.map(self._part, sources, edges[:-1], edges[1:]))
 
-    def _part(self, start: int, end: int) -> None:
-        np.copyto(self._target[start:end], self._source[start:end])
+    def _part(self, source: np.ndarray, start: int, end: int) -> None:
+        np.copyto(self._target[start:end], source[start:end])
 
 
 def main() -> None:

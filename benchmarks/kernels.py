@@ -47,20 +47,23 @@ def _look_up(case: KernelCase, variables, tensors) -> tf.Tensor:
     return tf.concat(rows, 1)
 
 
+def _variable(case: KernelCase, index: int) -> tf.Variable:
+    """Its value is computed while it is initialized: all of them in one run."""
+
+    def initial() -> tf.Tensor:
+        (value,) = tf1.py_func(lambda: table(case, index), [], [tf.float32])
+        return tf.ensure_shape(value, [case.rows, case.dim])
+
+    return tf1.Variable(initial, name=f"table_{index}", use_resource=True)
+
+
 def main() -> None:
     gate = Gate()
     case = KernelCase.from_dict(gate.job["case"])
     batches = [arrays_of(case, bags) for bags in bag_batches(case)]
     gate.imported()
     with tf1.Graph().as_default():
-        value = tf1.placeholder(tf.float32, [case.rows, case.dim])
-        variables = [
-            tf1.get_variable(
-                f"table_{i}", [case.rows, case.dim], initializer=tf1.zeros_initializer()
-            )
-            for i in range(case.tables)
-        ]
-        assigns = [tf1.assign(variable, value).op for variable in variables]
+        variables = [_variable(case, i) for i in range(case.tables)]
         tensors, start = iterate(batches)
         pooled = _look_up(case, variables, tensors)
         call = pooled.op
@@ -72,8 +75,6 @@ def main() -> None:
         config = config_of(gate.job["contender"], case.threads)
         session = tf1.Session(config=config)
         session.run(tf1.global_variables_initializer())
-        for i, assign in enumerate(assigns):
-            session.run(assign, {value: table(case, i)})
         session.run(start)
     step = session.make_callable(call)
     going = gate.ready()

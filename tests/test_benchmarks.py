@@ -82,8 +82,9 @@ def test_bytes_that_must_move():
         for kind in ("lookup", "update")
     )
     assert lookup.ids == 20 and lookup.unique_rows == unique
-    assert lookup.bytes == 8 * 20 + 16 * unique + 16 * 20
-    assert update.bytes == lookup.bytes + 16 * 20 + 4 * 16 * unique
+    # A row of 16 bytes costs a line of 64.
+    assert lookup.bytes == 8 * 20 + 64 * unique + 16 * 20
+    assert update.bytes == lookup.bytes + 16 * 20 + 4 * 64 * unique
 
 
 @pytest.mark.parametrize("lengths", ["fixed", "zipf"])

@@ -12,16 +12,18 @@ namespace update_internal {
 template <typename T>
 class BagSums {
  public:
-  // Of those ids of a part with a plan that belong to `task`.
-  void Build(const UpdateMember<T>& m, const UpdatePart<T>& part,
-             int64_t task) {
+  // Of those ids of a part with a plan that belong to `task`. For `numbered`,
+  // see GradSums.
+  template <typename Numbered>
+  void Build(const UpdateMember<T>& m, const UpdatePart<T>& part, int64_t task,
+             const Numbered& numbered) {
     widened_ = false;
     if (std::is_same_v<T, Sum<T>> || part.weights != nullptr ||
         part.sums_in_type) {
-      SumUp(m, part, task, &sums_);
+      SumUp(m, part, task, numbered, &sums_);
       return;
     }
-    SumUp(m, part, task, &wide_);
+    SumUp(m, part, task, numbered, &wide_);
     widened_ = true;
     const int64_t size = wide_.count() * m.dim;
     T* const narrow = narrow_.Reserve(size);
@@ -37,9 +39,9 @@ class BagSums {
  private:
   static constexpr int64_t kScales = 16;
 
-  template <typename S>
+  template <typename S, typename Numbered>
   void SumUp(const UpdateMember<T>& m, const UpdatePart<T>& part, int64_t task,
-             GradSums<T, S>* sums) {
+             const Numbered& numbered, GradSums<T, S>* sums) {
     const BagPlan& plan = *part.plan;
     const int64_t* const offsets = plan.offsets();
     const int64_t* const ids = plan.ids();
@@ -61,7 +63,29 @@ class BagSums {
     for (int64_t n = 0; n < kScales; ++n) {
       scales[n] = static_cast<S>(GradScale(part.combiner, n));
     }
+    const auto scale = [&](int64_t b) {
+      const int64_t n = offsets[b + 1] - offsets[b];
+      return n < kScales ? scales[n]
+                         : static_cast<Sum<T>>(
+                               static_cast<S>(GradScale(part.combiner, n)));
+    };
     // Entry by entry, since how many a bag has nobody could foretell.
+    if (part.filter == nullptr && m.tasks == 1 && weights == nullptr) {
+      const T** const grads = sums->grads();
+      for (int64_t e = 0; e < plan.size(); ++e) {
+        const T* const either[] = {part.row(bag_of[e], m.dim), zero};
+        grads[e] = either[zeros && plan.filled(bag_of[e])];
+      }
+      if (part.combiner != Combiner::kSum) {
+        Sum<T>* const factors = sums->factors();
+        for (int64_t e = 0; e < plan.size(); ++e) {
+          factors[e] = scale(bag_of[e]);
+        }
+      }
+      sums->Build(ids, plan.size(), m.rows, m.dim, {grads, nullptr, 0},
+                  numbered);
+      return;
+    }
     for (int64_t e = 0; e < plan.size(); ++e) {
       int64_t id = ids[e];
       if (part.filter != nullptr && !part.filter->Keep(id, &id)) continue;
@@ -73,12 +97,9 @@ class BagSums {
                   divisors == nullptr ? Sum<T>(1) : divisors[b]);
         continue;
       }
-      const int64_t n = offsets[b + 1] - offsets[b];
-      sums->Add(id, grad,
-                n < kScales ? scales[n]
-                            : static_cast<S>(GradScale(part.combiner, n)));
+      sums->Add(id, grad, scale(b));
     }
-    sums->Build(m.rows, m.dim);
+    sums->Build(m.rows, m.dim, numbered);
   }
 
   GradSums<T, T> sums_;

@@ -32,6 +32,15 @@ struct SparseIds {
   bool fill = false;              // one bag for each row of `shape`; those
                                   // without ids hold default_id, weight 1
   int64_t default_id = 0;
+
+  // Whether both give the same plan, as long as what they point to stays.
+  bool operator==(const SparseIds& o) const {
+    return ids == o.ids && rows == o.rows && rows_int64 == o.rows_int64 &&
+           columns == o.columns && shape == o.shape && weighted == o.weighted &&
+           prune == o.prune && above_zero == o.above_zero &&
+           weights == o.weights && weights_size == o.weights_size &&
+           fill == o.fill && default_id == o.default_id;
+  }
 };
 
 // What may be wrong with the rows, and where.

@@ -47,6 +47,13 @@ struct IdsView {
   bool is_plain_int64() const {
     return is_int64 && !narrow && mode == IdsMode::kPlain && width == stride;
   }
+
+  // Whether both read the same ids in the same way.
+  bool operator==(const IdsView& o) const {
+    return data == o.data && is_int64 == o.is_int64 && narrow == o.narrow &&
+           mode == o.mode && size == o.size && width == o.width &&
+           stride == o.stride && (mode == IdsMode::kPlain || rows == o.rows);
+  }
 };
 
 // Reads ids of one element type. A separate type so that loops are compiled

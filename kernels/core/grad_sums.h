@@ -37,38 +37,13 @@ class Numbering {
  public:
   // Of ids in [0, rows); rows 0: of any value.
   void Build(const int64_t* ids, int64_t size, int64_t rows) {
-    int32_t* const numbers = numbers_.Reserve(size);
-    int64_t* const unique = unique_.Reserve(size);
-    const bool direct = rows > 0 && rows <= kRowsPerId * size;
-    int bits = 4;
-    while ((int64_t{1} << bits) < 2 * size) ++bits;
-    const int64_t places = direct ? rows : int64_t{1} << bits;
-    int32_t* const map = map_.Reserve(places);
-    std::fill_n(map, places, -1);
-    int32_t count = 0;
-    // Without a branch on what nobody could foretell: whether an id is new.
-    const auto put = [&](int64_t i, int64_t id, uint64_t at) {
-      const int32_t known = map[at];
-      const int32_t number = known < 0 ? count : known;
-      map[at] = number;
-      unique[number] = id;
-      numbers[i] = number;
-      count += known < 0;
-    };
-    if (direct) {
-      // A row has a place of its own: nothing has to be searched.
-      for (int64_t i = 0; i < size; ++i) put(i, ids[i], ids[i]);
+    // With a branch per id on what nobody could foretell, whether it is new,
+    // either would take twice as long.
+    if (rows > 0 && rows <= std::max(kRowsPerId * size, kFewRows)) {
+      BuildByRow(ids, size, rows);
     } else {
-      const int shift = 64 - bits;
-      const uint64_t mask = places - 1;
-      for (int64_t i = 0; i < size; ++i) {
-        const int64_t id = ids[i];
-        uint64_t at = Hash(id) >> shift;
-        while (map[at] >= 0 && unique[map[at]] != id) at = (at + 1) & mask;
-        put(i, id, at);
-      }
+      BuildByHash(ids, size);
     }
-    count_ = count;
   }
 
   int64_t count() const { return count_; }
@@ -76,12 +51,62 @@ class Numbering {
   const int32_t* numbers() const { return numbers_.data(); }  // [size]
 
  private:
+  // What one place per row costs is that they do not stay in a cache.
   static constexpr int64_t kRowsPerId = 4;
+  static constexpr int64_t kFewRows = 64 * 1024;
+
+  // Each row has a place, which first learns where its id comes first. Nothing
+  // is read then, so places need not be cleared, and ids that come again and
+  // again do not wait for each other.
+  void BuildByRow(const int64_t* ids, int64_t size, int64_t rows) {
+    int32_t* const first = map_.Reserve(rows);
+    int32_t* const numbers = numbers_.Reserve(size);
+    int64_t* const unique = unique_.Reserve(size);
+    for (int64_t i = size - 1; i >= 0; --i) {
+      first[ids[i]] = static_cast<int32_t>(i);
+    }
+    int32_t count = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t id = ids[i];
+      const int32_t at = first[id];
+      const bool is_new = at == i;
+      unique[count] = id;
+      numbers[i] = count;  // if it is new
+      numbers[i] = numbers[at];
+      count += is_new;
+    }
+    count_ = count;
+  }
+
+  void BuildByHash(const int64_t* ids, int64_t size) {
+    int32_t* const numbers = numbers_.Reserve(size);
+    int64_t* const unique = unique_.Reserve(size);
+    int bits = 4;
+    while ((int64_t{1} << bits) < 2 * size) ++bits;
+    const int64_t places = int64_t{1} << bits;
+    int32_t* const map = map_.Reserve(places);
+    std::fill_n(map, places, -1);
+    const int shift = 64 - bits;
+    const uint64_t mask = places - 1;
+    int32_t count = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t id = ids[i];
+      uint64_t at = Hash(id) >> shift;
+      while (map[at] >= 0 && unique[map[at]] != id) at = (at + 1) & mask;
+      const int32_t known = map[at];
+      const int32_t number = known < 0 ? count : known;
+      map[at] = number;
+      unique[number] = id;
+      numbers[i] = number;
+      count += known < 0;
+    }
+    count_ = count;
+  }
 
   int64_t count_ = 0;
   Buffer<int32_t> numbers_;
   Buffer<int64_t> unique_;
-  Buffer<int32_t> map_;  // by id or by its hash; -1: none
+  Buffer<int32_t> map_;  // by id, or by its hash; -1: none
 };
 
 // What becomes of a row on its way to the sum of its id, each step rounded as
@@ -119,9 +144,17 @@ class GradSums {
     ++size_;
   }
 
-  // Sums the rows that were added, of `dim` values.
-  void Build(int64_t rows, int64_t dim) {
-    Build(ids_.data(), size_, rows, dim, {grads_.data(), nullptr, 0});
+  // Where to write `count` rows at once, instead of Add: their gradients, and
+  // factors if Reset asked for some. Then comes Build
+  // with their ids.
+  const T** grads() { return grads_.data(); }
+  Factor* factors() { return factors_.data(); }
+
+  // Sums the rows that were added, of `dim` values. numbered(ids, count) is
+  // called when the distinct ids are known, and nothing is summed yet.
+  template <typename Numbered>
+  void Build(int64_t rows, int64_t dim, const Numbered& numbered) {
+    Build(ids_.data(), size_, rows, dim, {grads_.data(), nullptr, 0}, numbered);
   }
 
   // Row i is each[i]; if `each` is null, first + i * stride.
@@ -136,9 +169,11 @@ class GradSums {
   };
 
   // Sums row i of `grads` for each ids[i], which is in [0, rows).
+  template <typename Numbered>
   void Build(const int64_t* ids, int64_t size, int64_t rows, int64_t dim,
-             const Grads& grads) {
+             const Grads& grads, const Numbered& numbered) {
     numbering_.Build(ids, size, rows);
+    numbered(numbering_.ids(), numbering_.count());
     const int64_t values = numbering_.count() * dim;
     std::fill_n(sums_.Reserve(values), values, S(0));
     const bool product =

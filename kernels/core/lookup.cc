@@ -181,17 +181,22 @@ void CopyDense(const LookupMember& m, int64_t begin, int64_t end) {
   }
 }
 
-// Whether a member may be part of a group.
+// Whether a member may be part of a group. Of large bags, what is written is
+// little beside what is read.
 bool Groups(const LookupMember& m) {
-  return m.dense == nullptr && m.pool == nullptr && m.parts == nullptr &&
-         m.cast == RowCast::kNone && m.ids.is_plain_int64() && m.rows > 0 &&
-         m.outer > 0 && m.chunk_bytes == m.row_bytes &&
+  if (m.outer == 0 || m.dense != nullptr) return false;
+  if (m.pool != nullptr) {
+    return m.chunk_bytes == m.written_bytes() &&
+           m.plan->size() <= 2 * m.plan->bags();
+  }
+  return m.parts == nullptr && m.cast == RowCast::kNone &&
+         m.ids.is_plain_int64() && m.rows > 0 && m.chunk_bytes == m.row_bytes &&
          CanCopyRows(m.row_bytes);
 }
 
 // Whether `next` lies beside `m`, and is filled by the same function.
 bool Alike(const LookupMember& m, const LookupMember& next) {
-  return Groups(next) && m.row_bytes == next.row_bytes &&
+  return Groups(next) && m.pool == next.pool && m.row_bytes == next.row_bytes &&
          m.outer == next.outer && m.output_stride == next.output_stride &&
          m.output + m.chunk_bytes == next.output;
 }
@@ -220,7 +225,9 @@ std::vector<Group> GroupsOf(const LookupMember* members, int64_t count,
     k += group.count;
     if (m.outer == 0 || m.chunk_bytes == 0) continue;
     int64_t bytes = group.count * m.chunk_bytes;
-    if (m.pool != nullptr) bytes += m.plan->size() * m.row_bytes / m.outer;
+    for (int64_t j = k - group.count; j < k && m.pool != nullptr; ++j) {
+      bytes += members[j].plan->size() * m.row_bytes / m.outer;
+    }
     group.weight = 1 + bytes / kUnitBytes;
     *units += group.weight * m.outer;
     groups.push_back(group);
@@ -237,8 +244,7 @@ BadId Fill(const LookupMember* members, const Group& group, int64_t begin,
     return {};
   }
   if (m.pool != nullptr) {
-    const int64_t bad = m.pool(m, begin, end);
-    return bad < 0 ? BadId() : BadId{0, bad, m.plan->ids()[bad]};
+    return m.pool(&m, group.count, begin, end);
   }
   if (group.count > 1) {
     return CopyRowsOfGroup(&m, group.count, begin, end);

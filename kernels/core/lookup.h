@@ -13,10 +13,11 @@ namespace picasso {
 
 struct LookupMember;
 
-// Fills outer indices [begin, end) of a member that pools; returns the position
-// in its plan of a bad id, -1 if there is none. See pool.h.
-using PoolFunction = int64_t (*)(const LookupMember& member, int64_t begin,
-                                 int64_t end);
+// Fills outer indices [begin, end) of `count` members that pool: of several,
+// one bag of each, then the next of each. Returns a bad id, by its position in
+// its plan; then nothing is read. See pool.h.
+using PoolFunction = BadId (*)(const LookupMember* members, int64_t count,
+                               int64_t begin, int64_t end);
 
 // What becomes of a row on its way.
 enum class RowCast : int32_t { kNone, kFloatToHalf, kFloatToBfloat16 };

@@ -2,6 +2,7 @@
 #ifndef PICASSO_TF_KERNELS_CORE_POOL_H_
 #define PICASSO_TF_KERNELS_CORE_POOL_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -117,28 +118,57 @@ void PoolWeighted(const Bag<T>& bag, const Sum<T>* weights,
   }
 }
 
-// Pools bag by bag.
+// What stands for rows that a bag has not.
+template <typename T>
+struct NoRows {
+  explicit NoRows(int64_t dim) : zero(dim, T(0)), negative(dim, T(-0.0f)) {}
+  std::vector<T> zero;
+  std::vector<T> negative;
+};
+
+// Pools bag by bag, of bags before `end`.
 template <typename T>
 class Pooler {
  public:
-  explicit Pooler(const LookupMember& m)
+  Pooler(const LookupMember& m, int64_t end, const NoRows<T>& no_rows)
       : plan_(*m.plan),
         offsets_(plan_.offsets()),
+        last_(offsets_[end]),
         table_(reinterpret_cast<const T*>(m.table)),
         dim_(m.row_bytes / sizeof(T)),
         combiner_(m.combiner),
         zeros_(m.zero_filled && plan_.any_filled()),
         weights_(static_cast<const BagWeights<Sum<T>>*>(m.weights)),
-        of_two_(m.combiner == Combiner::kSum ? Sum<T>(1)
-                : m.combiner == Combiner::kMean
-                    ? Sum<T>(1) / Sum<T>(2)
-                    : Sum<T>(1) / Sum<T>(std::sqrt(2))),
-        zero_(dim_, T(0)),
-        negative_zero_(dim_, T(-0.0f)) {}
+        factors_{Sum<T>(1), Sum<T>(1),
+                 m.combiner == Combiner::kSum ? Sum<T>(1)
+                 : m.combiner == Combiner::kMean
+                     ? Sum<T>(1) / Sum<T>(2)
+                     : Sum<T>(1) / Sum<T>(std::sqrt(2))},
+        zero_(no_rows.zero.data()),
+        negative_zero_(no_rows.negative.data()) {}
+
+  // Asks for the first rows of bag b: two, of which the second may be of the
+  // next one, so that the usual bags need no branch.
+  void AskForRowsOf(int64_t b) const {
+    const int64_t first = std::min(offsets_[b], last_ - 1);
+    if (first < 0) return;
+    Ask(first);
+    Ask(std::min(first + 1, last_ - 1));
+  }
+
+  // Asks for as many rows as bag b has, but for at least two, some rows ahead.
+  void AskForRowsBehind(int64_t b) const {
+    constexpr int64_t kAhead = 16;
+    const int64_t from = offsets_[b] + kAhead;
+    const int64_t size = std::max<int64_t>(offsets_[b + 1] - offsets_[b], 2);
+    const int64_t stop = std::min(from + size, last_);
+    for (int64_t e = from; e < stop; ++e) Ask(e);
+  }
 
   void Pool(int64_t b, T* to) {
     const int64_t from = offsets_[b], count = offsets_[b + 1] - from;
-    const bool zero = count == 0 || (zeros_ && plan_.filled(b));
+    bool zero = count == 0;
+    if (zeros_) zero |= plan_.filled(b);
     if (weights_ != nullptr) {
       if (zero) return Clear(to);
       const Sum<T>* divisors = weights_->divisors();
@@ -158,6 +188,11 @@ class Pooler {
   Bag<T> bag(int64_t from, int64_t count) const {
     return {table_, plan_.ids() + from, count, dim_};
   }
+  void Ask(int64_t entry) const {
+    PrefetchRow(
+        reinterpret_cast<const char*>(table_ + plan_.ids()[entry] * dim_),
+        dim_ * sizeof(T));
+  }
   void Clear(T* to) const {
     std::memset(static_cast<void*>(to), 0, dim_ * sizeof(T));
   }
@@ -166,10 +201,10 @@ class Pooler {
   // changes no sum, 1 no product.
   void PoolFew(int64_t from, int64_t count, bool zero, T* to) const {
     const int64_t* const ids = plan_.ids() + from;
-    const T* const first = zero ? zero_.data() : table_ + ids[0] * dim_;
+    const T* const first = zero ? zero_ : table_ + ids[0] * dim_;
     const T* const second =
-        count == 2 ? table_ + ids[1] * dim_ : negative_zero_.data();
-    const T factor = count == 2 ? of_two_ : T(1);
+        count == 2 ? table_ + ids[1] * dim_ : negative_zero_;
+    const T factor = factors_[count];
     using namespace Eigen::internal;
     using P = typename packet_traits<T>::type;
     constexpr int64_t kSize = packet_traits<T>::size;
@@ -183,51 +218,62 @@ class Pooler {
 
   const BagPlan& plan_;
   const int64_t* const offsets_;
+  const int64_t last_;  // entries before
   const T* const table_;
   const int64_t dim_;
   const Combiner combiner_;
   const bool zeros_;
   const BagWeights<Sum<T>>* const weights_;
-  const Sum<T> of_two_;
-  const std::vector<T> zero_;
-  const std::vector<T> negative_zero_;
+  const Sum<T> factors_[3];       // of bags of so many rows
+  const T* const zero_;           // [dim]
+  const T* const negative_zero_;  // [dim]
   std::vector<Sum<T>> products_;
 };
 
 }  // namespace pool_internal
 
-// Fills the chunks of outer indices [begin, end) of a member that has a plan;
-// returns the position in the plan of the first bad id, or -1: then nothing is
-// read.
+// See PoolFunction.
 template <typename T>
-int64_t PoolRows(const LookupMember& m, int64_t begin, int64_t end) {
-  const int64_t dim = m.row_bytes / sizeof(T);
-  if (dim == 0) return -1;
-  const int64_t inner = m.chunk_bytes / m.row_bytes;
-  const int64_t* const offsets = m.plan->offsets();
-  const int64_t* const ids = m.plan->ids();
-  const int64_t first = offsets[begin * inner], last = offsets[end * inner];
-  if (!AllInRange(ids + first, last - first, m.rows)) {
-    int64_t bad = first;
-    while (InRange(ids[bad], m.rows)) ++bad;
-    return bad;
+BadId PoolRows(const LookupMember* members, int64_t count, int64_t begin,
+               int64_t end) {
+  const int64_t row_bytes = members[0].row_bytes, dim = row_bytes / sizeof(T);
+  if (dim == 0 || begin == end) return {};
+  const int64_t inner = members[0].chunk_bytes / row_bytes;
+  const int64_t from = begin * inner, to = end * inner;
+  const pool_internal::NoRows<T> no_rows(dim);
+  std::vector<pool_internal::Pooler<T>> poolers;
+  poolers.reserve(count);
+  for (int64_t k = 0; k < count; ++k) {
+    const LookupMember& m = members[k];
+    const int64_t* const ids = m.plan->ids();
+    const int64_t first = m.plan->offsets()[from];
+    const int64_t last = m.plan->offsets()[to];
+    if (!AllInRange(ids + first, last - first, m.rows)) {
+      int64_t bad = first;
+      while (InRange(ids[bad], m.rows)) ++bad;
+      return {k, bad, ids[bad]};
+    }
+    poolers.emplace_back(m, to, no_rows);
   }
-  constexpr int64_t kAhead = 16;  // rows
-  pool_internal::Pooler<T> pooler(m);
-  for (int64_t o = begin; o < end; ++o) {
-    T* to = reinterpret_cast<T*>(m.output + o * m.output_stride);
-    for (int64_t b = o * inner; b < (o + 1) * inner; ++b, to += dim) {
-      // At least two, so that the usual bags need no branch.
-      const int64_t from = offsets[b] + kAhead;
-      const int64_t stop = std::min(
-          from + std::max<int64_t>(offsets[b + 1] - offsets[b], 2), last);
-      for (int64_t e = from; e < stop; ++e) {
-        PrefetchRow(m.table + ids[e] * m.row_bytes, m.row_bytes);
-      }
-      pooler.Pool(b, to);
+  T* const output = reinterpret_cast<T*>(members[0].output);
+  const int64_t stride = members[0].output_stride / sizeof(T);
+  if (count == 1) {
+    for (int64_t b = from; b < to; ++b) {
+      poolers[0].AskForRowsBehind(b);
+      poolers[0].Pool(b, output + b / inner * stride + b % inner * dim);
+    }
+    return {};
+  }
+  // Bags ahead of the pooling whose first rows are asked for.
+  const int64_t ahead = std::max<int64_t>(16 / count, 2);
+  for (int64_t b = begin; b < end; ++b) {
+    T* out = output + b * stride;
+    for (int64_t k = 0; k < count; ++k, out += dim) {
+      poolers[k].AskForRowsOf(std::min(b + ahead, end - 1));
+      poolers[k].Pool(b, out);
     }
   }
-  return -1;
+  return {};
 }
 
 }  // namespace picasso

@@ -14,11 +14,11 @@ namespace pool_internal {
 
 // As PoolRows. fetch(id, dim, to) writes a row; false: there is none.
 template <typename T, typename Fetch>
-int64_t PoolFetched(const LookupMember& m, int64_t begin, int64_t end,
-                    const Fetch& fetch) {
+BadId PoolFetched(const LookupMember& m, int64_t begin, int64_t end,
+                  const Fetch& fetch) {
   const BagPlan& plan = *m.plan;
   const int64_t dim = m.written_bytes() / sizeof(T);
-  if (dim == 0) return -1;
+  if (dim == 0) return {};
   const int64_t inner = m.chunk_bytes / m.written_bytes();
   const int64_t* offsets = plan.offsets();
   const auto* weights = static_cast<const BagWeights<Sum<T>>*>(m.weights);
@@ -36,7 +36,7 @@ int64_t PoolFetched(const LookupMember& m, int64_t begin, int64_t end,
       }
       for (int64_t i = 0; i < count; ++i) {
         const int64_t id = plan.ids()[from + i];
-        if (!fetch(id, dim, rows.data() + i * dim)) return from + i;
+        if (!fetch(id, dim, rows.data() + i * dim)) return {0, from + i, id};
       }
       if (m.zero_filled && plan.filled(b)) {
         std::memset(static_cast<void*>(to), 0, dim * sizeof(T));
@@ -53,38 +53,56 @@ int64_t PoolFetched(const LookupMember& m, int64_t begin, int64_t end,
       }
     }
   }
-  return -1;
+  return {};
+}
+
+// The first bad id of several members, one of which is filled at a time.
+template <typename PoolOne>
+BadId PoolEach(int64_t count, const PoolOne& pool_one) {
+  for (int64_t k = 0; k < count; ++k) {
+    const BadId bad = pool_one(k);
+    if (bad.found()) return {k, bad.position, bad.value};
+  }
+  return {};
 }
 
 }  // namespace pool_internal
 
 // Of a table in parts.
 template <typename T>
-int64_t PoolRowsOfParts(const LookupMember& m, int64_t begin, int64_t end) {
-  return pool_internal::PoolFetched<T>(
-      m, begin, end, [&](int64_t id, int64_t, T* to) {
-        const char* row = m.parts->Row(id, m.row_bytes);
-        if (row == nullptr) return false;
-        std::memcpy(static_cast<void*>(to), row, m.row_bytes);
-        return true;
-      });
+BadId PoolRowsOfParts(const LookupMember* members, int64_t count, int64_t begin,
+                      int64_t end) {
+  return pool_internal::PoolEach(count, [&](int64_t k) {
+    const LookupMember& m = members[k];
+    return pool_internal::PoolFetched<T>(
+        m, begin, end, [&](int64_t id, int64_t, T* to) {
+          const char* row = m.parts->Row(id, m.row_bytes);
+          if (row == nullptr) return false;
+          std::memcpy(static_cast<void*>(to), row, m.row_bytes);
+          return true;
+        });
+  });
 }
 
 // Of a table of float, whose rows are cast to T.
 template <typename T>
-int64_t PoolCastRows(const LookupMember& m, int64_t begin, int64_t end) {
+BadId PoolCastRows(const LookupMember* members, int64_t count, int64_t begin,
+                   int64_t end) {
   using Eigen::Array;
   using Eigen::Dynamic;
   using Eigen::Map;
-  const auto* table = reinterpret_cast<const float*>(m.table);
-  return pool_internal::PoolFetched<T>(
-      m, begin, end, [&](int64_t id, int64_t dim, T* to) {
-        if (!InRange(id, m.rows)) return false;
-        Map<Array<T, Dynamic, 1>>(to, dim) =
-            Map<const Array<float, Dynamic, 1>>(table + id * dim, dim)
-                .template cast<T>();
-        return true;
-      });
+  return pool_internal::PoolEach(count, [&](int64_t k) {
+    const LookupMember& m = members[k];
+    const auto* table = reinterpret_cast<const float*>(m.table);
+    return pool_internal::PoolFetched<T>(
+        m, begin, end, [&](int64_t id, int64_t dim, T* to) {
+          if (!InRange(id, m.rows)) return false;
+          Map<Array<T, Dynamic, 1>>(to, dim) =
+              Map<const Array<float, Dynamic, 1>>(table + id * dim, dim)
+                  .template cast<T>();
+          return true;
+        });
+  });
 }
 
 }  // namespace picasso

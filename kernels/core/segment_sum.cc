@@ -66,7 +66,7 @@ void SumBags(const SegmentSumMember<T>& m, update_internal::BagSums<T>* sums) {
   member.var = m.out;  // what is to be in the cache
   member.dim = m.dim;
   member.tasks = 1;
-  sums->Build(member, *m.bags, 0);
+  sums->Build(member, *m.bags, 0, [](const int64_t*, int64_t) {});
   SegmentSumMember<T> plain = m;
   plain.ids = IdsView();
   plain.ids.data = sums->ids();

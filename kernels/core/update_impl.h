@@ -40,6 +40,16 @@ struct Scratch {
   }
 };
 
+// Rows of a table on their way while others are written.
+constexpr int64_t kFirst = 32;
+
+// Asks for the first rows that ApplyInBlocks will write: long before, so that
+// they come while gradients are summed.
+template <typename T>
+void AskForFirst(const UpdateMember<T>& m, const int64_t* ids, int64_t count) {
+  for (int64_t i = 0; i < std::min(kFirst, count); ++i) PrefetchRows(m, ids[i]);
+}
+
 // Sums the parts with a plan per distinct id, which leaves a plain member.
 template <typename T>
 UpdateMember<T> WithoutBags(const UpdateMember<T>& m, int64_t task,
@@ -51,7 +61,9 @@ UpdateMember<T> WithoutBags(const UpdateMember<T>& m, int64_t task,
     UpdatePart<T>& part = scratch->parts[p];
     if (part.plan == nullptr) continue;
     BagSums<T>& sums = scratch->bags_of(p);
-    sums.Build(m, part, task);
+    sums.Build(m, part, task, [&](const int64_t* ids, int64_t count) {
+      AskForFirst(m, ids, count);
+    });
     part = UpdatePart<T>();
     part.ids.data = sums.ids();
     part.ids.is_int64 = true;
@@ -73,27 +85,25 @@ bool HasBags(const UpdateMember<T>& m) {
 }
 
 // Calls apply(ids, count, grads) for some rows at a time, while the table's
-// rows for the next come from memory.
+// rows for the next come from memory; the first have been asked for by
+// AskForFirst.
 template <typename T, typename Apply>
 void ApplyInBlocks(const UpdateMember<T>& m, const int64_t* ids, int64_t count,
                    const T* grads, const Apply& apply) {
   constexpr int64_t kBlock = 16;
-  const auto ask_for = [&](int64_t begin) {
-    const int64_t end = std::min(begin + kBlock, count);
-    for (int64_t i = begin; i < end; ++i) PrefetchRows(m, ids[i]);
-  };
-  ask_for(0);
   for (int64_t i = 0; i < count; i += kBlock) {
-    ask_for(i + kBlock);
+    const int64_t end = std::min(i + kFirst + kBlock, count);
+    for (int64_t k = i + kFirst; k < end; ++k) PrefetchRows(m, ids[k]);
     apply(ids + i, std::min(kBlock, count - i), grads + i * m.dim);
   }
 }
 
 template <typename T, typename RuleT>
 void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
-             Scratch<T>* scratch) {
+             Scratch<T>* scratch, bool of_bags = false) {
   if (HasBags(m)) {
-    RunTask<T, RuleT>(WithoutBags(m, task, scratch), flags, task, scratch);
+    RunTask<T, RuleT>(WithoutBags(m, task, scratch), flags, task, scratch,
+                      /*of_bags=*/true);
     return;
   }
   const RuleT rule(m, flags);
@@ -118,8 +128,9 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
                       first.filter == nullptr && first.ids.is_plain_int64();
   if (!m.sum_duplicates) {
     if (simple && first.inner >= first.ids.size) {
-      ApplyInBlocks(m, static_cast<const int64_t*>(first.ids.data),
-                    first.ids.size, first.grad, apply);
+      const int64_t* const ids = static_cast<const int64_t*>(first.ids.data);
+      if (!of_bags) AskForFirst(m, ids, first.ids.size);
+      ApplyInBlocks(m, ids, first.ids.size, first.grad, apply);
     } else {
       ForEachRow(m, task,
                  [&](int64_t id, const T* grad) { apply(&id, 1, grad); });
@@ -127,14 +138,17 @@ void RunTask(const UpdateMember<T>& m, const RuleFlags& flags, int64_t task,
     return;
   }
   GradSums<T, T>& sums = scratch->sums;
+  const auto ask = [&](const int64_t* ids, int64_t count) {
+    AskForFirst(m, ids, count);
+  };
   if (simple && first.inner == 1) {
     sums.Reset(RowScale::kNone, 0);
     sums.Build(static_cast<const int64_t*>(first.ids.data), first.ids.size,
-               m.rows, m.dim, {nullptr, first.grad, first.stride});
+               m.rows, m.dim, {nullptr, first.grad, first.stride}, ask);
   } else {
     sums.Reset(RowScale::kNone, m.ids);
     ForEachRow(m, task, [&](int64_t id, const T* grad) { sums.Add(id, grad); });
-    sums.Build(m.rows, m.dim);
+    sums.Build(m.rows, m.dim, ask);
   }
   ApplyInBlocks(m, sums.ids(), sums.count(), sums.sums(), apply);
 }

@@ -55,7 +55,7 @@ template <typename T, typename W>
 void BuildWeights(const Tensor& tensor, bool one_for_all, Combiner combiner,
                   Bags<T>* bags) {
   const W* values = tensor.flat<W>().data();
-  bags->weights.Build(bags->plan, combiner, [=](int64_t i) {
+  bags->weights.Build(*bags->plan, combiner, [=](int64_t i) {
     return static_cast<Sum<T>>(values[one_for_all ? 0 : i]);
   });
 }
@@ -81,13 +81,29 @@ Status FitWeights(int64_t weights, Combiner combiner, SparseIds* source,
                                  " weights.");
 }
 
+// The plan of `source`: one that was made before, or a new one.
+Status PlanOf(const SparseIds& source, const std::string& field,
+              const std::vector<MadePlansPtr>& shared,
+              std::shared_ptr<const BagPlan>* plan) {
+  for (const MadePlansPtr& plans : shared) {
+    *plan = plans->Find(source);
+    if (*plan != nullptr) return tensorflow::OkStatus();
+  }
+  auto made = std::make_shared<BagPlan>();
+  TF_RETURN_IF_ERROR(RowsError(made->Build(source), field));
+  *plan = std::move(made);
+  return tensorflow::OkStatus();
+}
+
 }  // namespace
 
 Status BagsLayout::Init(OpKernelConstruction* ctx, int count,
-                        const IdsLayout& ids) {
+                        const IdsLayout& ids, BagsUse use) {
+  use_ = use;
   std::vector<int> rows;
   TF_RETURN_IF_ERROR(ctx->GetAttr("bag_rows", &rows));
   if (rows.empty()) return tensorflow::OkStatus();
+  if (use == BagsUse::kBackward) WantPlans();
   std::vector<DataType> types;
   std::vector<std::string> combiner;
   TF_RETURN_IF_ERROR(ctx->GetAttr("Tsparse", &types));
@@ -175,6 +191,9 @@ Status BagsLayout::Make(OpKernelContext* ctx, int first,
   const int64_t count = distinct_.size();
   int64_t ids = 0;
   for (int i : distinct_) ids += ids_of(i).size;
+  std::vector<MadePlansPtr> shared;
+  if (use_ == BagsUse::kBackward) shared = PlansOfStep(ctx);
+  std::vector<SparseIds> made_of(count);
   std::vector<Status> made(count);
   // A few cycles an id.
   PoolOf(ctx)(count, 100 + 8 * ids / std::max<int64_t>(count, 1),
@@ -182,31 +201,46 @@ Status BagsLayout::Make(OpKernelContext* ctx, int first,
                 for (int64_t k = begin; k < end; ++k) {
                   const int i = distinct_[k];
                   made[k] = MakeOne(ctx, first, i, ids_of(i), field_of(i),
-                                    &(*bags)[i]);
+                                    shared, &made_of[k], &(*bags)[i]);
                 }
               });
   for (const Status& status : made) TF_RETURN_IF_ERROR(status);
+  if (use_ == BagsUse::kBackward || !PlansAreWanted()) {
+    return tensorflow::OkStatus();
+  }
+  std::vector<Tensor> inputs;
+  for (int k = 0; k < ctx->num_inputs(); ++k) {
+    // Of the variables' handles nothing is read here.
+    if (ctx->input_dtype(k) == tensorflow::DT_RESOURCE) continue;
+    inputs.push_back(ctx->input(k));
+  }
+  auto plans = std::make_shared<MadePlans>(std::move(inputs));
+  for (int64_t k = 0; k < count; ++k) {
+    plans->Add(made_of[k], (*bags)[distinct_[k]].plan);
+  }
+  plans->Sort();
+  SharePlans(ctx, ctx->op_kernel().name(), std::move(plans));
   return tensorflow::OkStatus();
 }
 
 template <typename T>
 Status BagsLayout::MakeOne(OpKernelContext* ctx, int first, int i,
                            const IdsView& ids, const std::string& field,
-                           Bags<T>* bags) const {
-  SparseIds source;
-  TF_RETURN_IF_ERROR(Fill(ctx, first, i, ids, &source));
-  bags->weighted = source.weighted;
-  if (!source.weighted) return RowsError(bags->plan.Build(source), field);
+                           const std::vector<MadePlansPtr>& shared,
+                           SparseIds* source, Bags<T>* bags) const {
+  TF_RETURN_IF_ERROR(Fill(ctx, first, i, ids, source));
+  bags->weighted = source->weighted;
+  if (!source->weighted) return PlanOf(*source, field, shared, &bags->plan);
 
   const Tensor& weights = ctx->input(first + weights_[i]);
   bool one_for_all = false;
   TF_RETURN_IF_ERROR(
-      FitWeights(weights.NumElements(), combiner_[i], &source, &one_for_all));
-  source.weights = weights.data();
+      FitWeights(weights.NumElements(), combiner_[i], source, &one_for_all));
+  source->weights = weights.data();
   const auto build = [&](auto zero) {
     using W = decltype(zero);
-    if (prune_weights_[i]) source.above_zero = &AboveZero<W>;
-    TF_RETURN_IF_ERROR(RowsError(bags->plan.Build(source), field));
+    if (prune_weights_[i]) source->above_zero = &AboveZero<W>;
+    TF_RETURN_IF_ERROR(PlanOf(*source, field, shared, &bags->plan));
     BuildWeights<T, W>(weights, one_for_all, combiner_[i], bags);
     return tensorflow::OkStatus();
   };

@@ -4,12 +4,14 @@
 #define PICASSO_TF_KERNELS_OPS_BAGS_LAYOUT_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/core/bag_weights.h"
 #include "kernels/core/bags.h"
 #include "kernels/ops/pack_common.h"
+#include "kernels/ops/shared_plans.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/public/version.h"
 
@@ -20,21 +22,25 @@ namespace picasso {
 // say which version they are of; 1645 is the last of 2.15's development.
 inline constexpr bool kSparseSegmentGradInType = TF_GRAPH_DEF_VERSION <= 1645;
 
-// The ids of one member's bags, made anew each step.
+// The ids of one member's bags, of one step.
 template <typename T>
 struct Bags {
-  BagPlan plan;
+  std::shared_ptr<const BagPlan> plan;
   BagWeights<Sum<T>> weights;
   bool weighted = false;
 };
+
+// Whether a kernel is the first of a step to need its bags, or the gradient's.
+enum class BagsUse { kForward, kBackward };
 
 // The bag_* attributes of the packed ops, each list with one entry per member
 // (or part), or none at all if no member pools; see register_ops.cc.
 class BagsLayout {
  public:
-  // `ids`: where those of the members lie.
+  // `ids`: where those of the members lie. What kForward makes is there for a
+  // kBackward in the same step.
   tensorflow::Status Init(tensorflow::OpKernelConstruction* ctx, int count,
-                          const IdsLayout& ids);
+                          const IdsLayout& ids, BagsUse use);
 
   bool any() const { return !rows_.empty(); }
   bool is_bag(int i) const { return any() && rows_[i] >= 0; }
@@ -65,10 +71,12 @@ class BagsLayout {
   template <typename T>
   tensorflow::Status MakeOne(tensorflow::OpKernelContext* ctx, int first, int i,
                              const IdsView& ids, const std::string& field,
-                             Bags<T>* bags) const;
+                             const std::vector<MadePlansPtr>& shared,
+                             SparseIds* source, Bags<T>* bags) const;
   tensorflow::Status Fill(tensorflow::OpKernelContext* ctx, int first, int i,
                           const IdsView& ids, SparseIds* source) const;
 
+  BagsUse use_ = BagsUse::kForward;
   int sources_ = 0;
   std::vector<int> same_as_;
   std::vector<int> distinct_;  // members that pool, one for each of same_as_

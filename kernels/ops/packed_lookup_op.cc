@@ -8,6 +8,7 @@
 #include "kernels/core/pool_parts.h"
 #include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
+#include "kernels/ops/packed_kernel.h"
 #include "kernels/ops/partition_layout.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -39,7 +40,8 @@ class PackedLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("member_table", &member_table_));
     const size_t members = member_table_.size();
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members, sources));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members, layout_));
+    OP_REQUIRES_OK(ctx,
+                   bags_layout_.Init(ctx, members, layout_, BagsUse::kForward));
     OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, members));
     OP_REQUIRES_OK(ctx, InitPartTables(ctx));
     first_sparse_ = tables_ + sources;
@@ -94,12 +96,12 @@ class PackedLookupOp : public OpKernel {
     std::vector<TensorShape> shapes(count);
     std::vector<Bags<T>> bags;
     std::vector<TableParts> parts(part_tables_.size());
-    for (int i = 0; i < count; ++i) {
-      OP_REQUIRES_OK(ctx, Fill(ctx, tables, i, &members[i], &shapes[i]));
-      if (partition_layout_.of(i) != nullptr) {
-        OP_REQUIRES_OK(ctx, FillParts(tables, i, &parts[i], &members[i]));
-      }
-    }
+    OP_REQUIRES_OK(
+        ctx, ForMembers(ctx, count, kFillCycles, [&](int i) {
+          TF_RETURN_IF_ERROR(Fill(ctx, tables, i, &members[i], &shapes[i]));
+          if (partition_layout_.of(i) == nullptr) return tensorflow::OkStatus();
+          return FillParts(tables, i, &parts[i], &members[i]);
+        }));
     OP_REQUIRES_OK(
         ctx, bags_layout_.Make<T>(
                  ctx, first_sparse_,
@@ -127,6 +129,8 @@ class PackedLookupOp : public OpKernel {
   }
 
  private:
+  // Of a member, but for its bags: it waits for memory.
+  static constexpr int64_t kFillCycles = 500;
   static constexpr RowCast kCast =
       std::is_same_v<T, Eigen::half>       ? RowCast::kFloatToHalf
       : std::is_same_v<T, Eigen::bfloat16> ? RowCast::kFloatToBfloat16
@@ -234,16 +238,16 @@ class PackedLookupOp : public OpKernel {
     member->pool = member->parts != nullptr ? &PoolRowsOfParts<T>
                    : cast_rows_             ? &PoolCastRows<T>
                                             : &PoolRows<T>;
-    member->plan = &bags.plan;
+    member->plan = bags.plan.get();
     member->combiner = bags_layout_.combiner(i);
     member->zero_filled = bags_layout_.zero_filled(i);
     if (bags.weighted) member->weights = &bags.weights;
     if (!member_shape_[i].unknown_rank()) {
       const int64_t row = member->written_bytes() / sizeof(T);
-      return Resolve(member_shape_[i], bags.plan.bags() * row, i, shape);
+      return Resolve(member_shape_[i], bags.plan->bags() * row, i, shape);
     }
     TF_RETURN_IF_ERROR(
-        bags_layout_.Shape(ctx, first_sparse_, i, bags.plan, shape));
+        bags_layout_.Shape(ctx, first_sparse_, i, *bags.plan, shape));
     for (int d = 1; d < table.dims(); ++d) {
       TF_RETURN_IF_ERROR(shape->AddDimWithStatus(table.dim_size(d)));
     }

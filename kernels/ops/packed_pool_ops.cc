@@ -207,7 +207,7 @@ void BuildWeightsFrom(const Tensor& tensor, Combiner combiner, Bags<T>* bags) {
   const W* const values = tensor.flat<W>().data();
   // One for all broadcasts.
   const int64_t step = tensor.NumElements() == 1 ? 0 : 1;
-  bags->weights.Build(bags->plan, combiner, [=](int64_t i) {
+  bags->weights.Build(*bags->plan, combiner, [=](int64_t i) {
     return static_cast<Sum<T>>(values[i * step]);
   });
 }
@@ -223,7 +223,9 @@ Status MakeBags(OpKernelContext* ctx, int m, int count, int weights,
   source.rows_int64 = segments.is_int64;
   source.columns = segments.stride;
   source.weighted = bags->weighted = weights >= 0;
-  TF_RETURN_IF_ERROR(PoolError(bags->plan.Build(source), segments));
+  auto plan = std::make_shared<BagPlan>();
+  TF_RETURN_IF_ERROR(PoolError(plan->Build(source), segments));
+  bags->plan = std::move(plan);
   if (!bags->weighted) return tensorflow::OkStatus();
   const Tensor& given = ctx->input(weights);
   const int64_t size = given.NumElements(), ids = source.ids.size;
@@ -318,19 +320,19 @@ class PackedPoolOp : public PoolKernel<T> {
                                      rows.shape().DebugString());
     }
     TensorShape shape = rows.shape();
-    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, bags.plan.bags()));
+    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, bags.plan->bags()));
     Tensor* out = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(m, shape, &out));
     member->table = static_cast<const char*>(rows.data());
     member->rows = rows.dim_size(0);
     member->row_bytes = SizeOfRow(rows.shape()) * sizeof(T);
     member->pool = &PoolRows<T>;
-    member->plan = &bags.plan;
+    member->plan = bags.plan.get();
     member->weights = bags.weighted ? &bags.weights : nullptr;
     member->combiner = this->combiner(m);
     member->output = static_cast<char*>(out->data());
     member->chunk_bytes = member->output_stride = member->row_bytes;
-    member->outer = bags.plan.bags();
+    member->outer = bags.plan->bags();
     return tensorflow::OkStatus();
   }
 };
@@ -397,13 +399,13 @@ class PackedPoolGradOp : public PoolKernel<T> {
     std::vector<UpdatePart<T>> parts(count);
     std::vector<SegmentSumMember<T>> sums(count);
     for (int m = 0; m < count; ++m) {
-      if (bags[m].plan.bags() > all[m].bags) {
+      if (bags[m].plan->bags() > all[m].bags) {
         return errors::InvalidArgument("There are ", all[m].bags,
-                                       " gradients of ", bags[m].plan.bags(),
+                                       " gradients of ", bags[m].plan->bags(),
                                        " bags.");
       }
       UpdatePart<T>& part = parts[m];
-      part.plan = &bags[m].plan;
+      part.plan = bags[m].plan.get();
       part.combiner = all[m].combiner;
       part.weights = &bags[m].weights;
       part.grad = all[m].grad;

@@ -33,7 +33,8 @@ class PackedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_shape", members_, &shapes));
     OP_REQUIRES_OK(ctx, GetList(ctx, "member_parts", members_, &member_parts_));
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, members_, id_types.size()));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, members_, layout_));
+    OP_REQUIRES_OK(
+        ctx, bags_layout_.Init(ctx, members_, layout_, BagsUse::kBackward));
     ids_sources_ = id_types.size();
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     OP_REQUIRES_OK(ctx, GetList(ctx, "data_index", parts_, &data_index_));
@@ -84,12 +85,12 @@ class PackedSegmentSumOp : public OpKernel {
       int64_t rows = member.ids.size;
       if (bags_layout_.is_bag(m)) {
         const Bags<T>& made = bags[bags_layout_.same_as(m)];
-        grads[m].plan = &made.plan;
+        grads[m].plan = made.plan.get();
         grads[m].combiner = bags_layout_.combiner(m);
         grads[m].zero_filled = bags_layout_.zero_filled(m);
         grads[m].sums_in_type = kSparseSegmentGradInType;
         if (made.weighted) grads[m].weights = &made.weights;
-        rows = made.plan.bags();
+        rows = made.plan->bags();
         grads[m].inner = std::max<int64_t>(rows, 1);
         member.bags = &grads[m];
       }

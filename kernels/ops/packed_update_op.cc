@@ -6,6 +6,7 @@
 #include "kernels/core/update.h"
 #include "kernels/ops/bags_layout.h"
 #include "kernels/ops/pack_common.h"
+#include "kernels/ops/packed_kernel.h"
 #include "kernels/ops/partition_layout.h"
 #include "kernels/ops/variables.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -66,10 +67,12 @@ class PackedUpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetList(ctx, "scale_index", count_, &scale_index_));
     parts_ = std::accumulate(member_parts_.begin(), member_parts_.end(), 0);
     for (int i = 0; i < count_; ++i) {
+      first_part_.push_back(member_of_.size());
       member_of_.insert(member_of_.end(), member_parts_[i], i);
     }
     OP_REQUIRES_OK(ctx, layout_.Init(ctx, parts_, id_types.size()));
-    OP_REQUIRES_OK(ctx, bags_layout_.Init(ctx, parts_, layout_));
+    OP_REQUIRES_OK(ctx,
+                   bags_layout_.Init(ctx, parts_, layout_, BagsUse::kBackward));
     OP_REQUIRES_OK(ctx, partition_layout_.Init(ctx, parts_));
     OP_REQUIRES_OK(ctx, InitFilters(ctx));
     ids_sources_ = id_types.size();
@@ -113,30 +116,33 @@ class PackedUpdateOp : public OpKernel {
     std::vector<UpdatePart<T>> parts(parts_);
     std::vector<Bags<T>> bags;
     std::vector<Tensor> spread(grad_checked_.empty() ? 0 : parts_);
-    for (int i = 0, p = 0; i < count_; ++i) {
-      UpdateMember<T>& m = members[i];
-      OP_REQUIRES_OK(ctx, FillVariables(vars, i, &m));
-      for (int h = 0; h < info.hyper; ++h) {
-        m.hyper[h] =
-            hyper[hyper_index_[i * info.hyper + h]].template scalar<T>()();
-      }
-      OP_REQUIRES_OK(ctx, CheckHyper(m, member_name_[i]));
-      if (info.needs_step) m.step = steps[0].scalar<int64_t>()();
-      m.sum_duplicates = sum_duplicates_;
-      m.negate = negate_[i];
-      m.scaled = scale_index_[i] >= 0;
-      if (m.scaled) m.scale = hyper[scale_index_[i]].template scalar<T>()();
-      m.parts = parts.data() + p;
-      m.part_count = member_parts_[i];
-      for (int q = 0; q < member_parts_[i]; ++q, ++p) {
-        OP_REQUIRES_OK(ctx,
-                       layout_.View(ctx, first_ids, p, m.rows, &parts[p].ids));
-        if (partition_layout_.of(p) != nullptr) {
-          parts[p].filter = &filters_[p];
-          m.sharers = filters_[p].partition->parts();
-        }
-      }
-    }
+    OP_REQUIRES_OK(
+        ctx, ForMembers(ctx, count_, kFillCycles, [&](int i) {
+          UpdateMember<T>& m = members[i];
+          TF_RETURN_IF_ERROR(FillVariables(vars, i, &m));
+          for (int h = 0; h < info.hyper; ++h) {
+            m.hyper[h] =
+                hyper[hyper_index_[i * info.hyper + h]].template scalar<T>()();
+          }
+          TF_RETURN_IF_ERROR(CheckHyper(m, member_name_[i]));
+          if (info.needs_step) m.step = steps[0].template scalar<int64_t>()();
+          m.sum_duplicates = sum_duplicates_;
+          m.negate = negate_[i];
+          m.scaled = scale_index_[i] >= 0;
+          if (m.scaled) m.scale = hyper[scale_index_[i]].template scalar<T>()();
+          m.parts = parts.data() + first_part_[i];
+          m.part_count = member_parts_[i];
+          for (int q = 0; q < member_parts_[i]; ++q) {
+            const int p = first_part_[i] + q;
+            TF_RETURN_IF_ERROR(
+                layout_.View(ctx, first_ids, p, m.rows, &parts[p].ids));
+            if (partition_layout_.of(p) != nullptr) {
+              parts[p].filter = &filters_[p];
+              m.sharers = filters_[p].partition->parts();
+            }
+          }
+          return tensorflow::OkStatus();
+        }));
     OP_REQUIRES_OK(ctx,
                    bags_layout_.Make<T>(
                        ctx, first_ids + ids_sources_,
@@ -151,12 +157,12 @@ class PackedUpdateOp : public OpKernel {
         int64_t rows = parts[p].ids.size;
         if (bags_layout_.is_bag(p)) {
           const Bags<T>& made = bags[bags_layout_.same_as(p)];
-          parts[p].plan = &made.plan;
+          parts[p].plan = made.plan.get();
           parts[p].combiner = bags_layout_.combiner(p);
           parts[p].zero_filled = bags_layout_.zero_filled(p);
           parts[p].sums_in_type = kSparseSegmentGradInType;
           if (made.weighted) parts[p].weights = &made.weights;
-          rows = made.plan.bags();
+          rows = made.plan->bags();
         }
         const Tensor* grad = &grads[grad_source_[p]];
         if (is_checked(p)) {
@@ -194,6 +200,8 @@ class PackedUpdateOp : public OpKernel {
   }
 
  private:
+  // Of a member, but for its bags and gradients: it waits for memory.
+  static constexpr int64_t kFillCycles = 500;
   static constexpr bool kFloatOrDouble =
       std::is_same_v<T, float> || std::is_same_v<T, double>;
 
@@ -371,7 +379,8 @@ class PackedUpdateOp : public OpKernel {
   std::vector<bool> negate_;
   std::vector<std::string> member_name_;
   std::vector<int> member_parts_;
-  std::vector<int> member_of_;  // [parts]
+  std::vector<int> first_part_;  // [count]
+  std::vector<int> member_of_;   // [parts]
   std::vector<int> grad_source_;
   std::vector<int> grad_chunk_dims_;
   std::vector<int64_t> grad_begin_;

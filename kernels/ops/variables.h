@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/ops/pack_common.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -43,20 +44,26 @@ class LockedVariables {
 
   ~LockedVariables() {
     Unlock();
-    for (tensorflow::Var* var : vars_) var->Unref();
+    for (tensorflow::Var* var : vars_) {
+      if (var != nullptr) var->Unref();
+    }
   }
 
   // Looks up handles [first, first + count) of the kernel's inputs. May be
   // called several times, before Lock.
   tensorflow::Status Add(tensorflow::OpKernelContext* ctx, int first,
                          int count) {
-    vars_.reserve(vars_.size() + count);
-    for (int i = first; i < first + count; ++i) {
-      tensorflow::Var* var = nullptr;
-      TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-          ctx, tensorflow::HandleFromInput(ctx, i), &var));
-      vars_.push_back(var);
-    }
+    const size_t before = vars_.size();
+    vars_.resize(before + count);
+    std::vector<tensorflow::Status> found(count);
+    PoolOf(ctx)(count, kLookUpCycles, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        found[i] = tensorflow::LookupResource(
+            ctx, tensorflow::HandleFromInput(ctx, first + i),
+            &vars_[before + i]);
+      }
+    });
+    for (const tensorflow::Status& status : found) TF_RETURN_IF_ERROR(status);
     return tensorflow::OkStatus();
   }
 
@@ -76,10 +83,11 @@ class LockedVariables {
       return tensorflow::OkStatus();
     }
     while (true) {
-      for (tensorflow::Var* var : distinct_) {
+      for (size_t i = 0; i < distinct_.size(); ++i) {
+        AskFor(i + kAhead);
         TF_RETURN_IF_ERROR(
             (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice, T>(
-                ctx, var)));
+                ctx, distinct_[i])));
       }
       LockAll();
       const bool all_sparse = std::all_of(
@@ -97,12 +105,26 @@ class LockedVariables {
   tensorflow::Tensor* value(int i) const { return vars_[i]->tensor(); }
 
  private:
+  // To find a variable by its handle, most of it waiting for memory.
+  static constexpr int64_t kLookUpCycles = 700;
+  static constexpr size_t kAhead = 8;
+
+  // Thousands of variables, used once a step, are in no cache when it comes.
+  void AskFor(size_t i) const {
+    if (i >= distinct_.size()) return;
+    const char* var = reinterpret_cast<const char*>(distinct_[i]);
+    for (size_t at = 0; at < sizeof(tensorflow::Var); at += 64) {
+      __builtin_prefetch(var + at, 1);
+    }
+  }
+
   void LockAll() {
-    for (tensorflow::Var* var : distinct_) {
+    for (size_t i = 0; i < distinct_.size(); ++i) {
+      AskFor(i + kAhead);
       if (exclusive_) {
-        var->mu()->lock();
+        distinct_[i]->mu()->lock();
       } else {
-        var->mu()->lock_shared();
+        distinct_[i]->mu()->lock_shared();
       }
     }
     locked_ = true;
