@@ -28,43 +28,40 @@ class Edges:
       before: per node, those that it needs, with repetitions: what it reads, then
         what it waits for.
       behind: per node, those that need it, with repetitions, in ascending order.
-      places: per entry of `behind`, at which input that node reads it; control
-        inputs count on behind the others.
       closing: per Merge that closes loops, the NextIterations that it reads.
-      loops: per NextIteration, the (Merge, input) that read it.
+      loops: per NextIteration, the Merges that read it.
     """
 
     def __init__(self, nodes: Sequence[Node]):
         number_of = {node.name: number for number, node in enumerate(nodes)}
         self.before: list[list[int]] = []
         self.behind: list[list[int]] = [[] for _ in nodes]
-        self.places: list[list[int]] = [[] for _ in nodes]
         self.closing: dict[int, list[int]] = {}
-        self.loops: dict[int, list[tuple[int, int]]] = {}
-        behind, places = self.behind, self.places
+        self.loops: dict[int, list[int]] = {}
+        before, behind = self.before, self.behind
         for number, node in enumerate(nodes):
             try:
                 sources = [number_of[name] for name, _ in node.inputs]
-                sources += [number_of[name] for name in node.controls]
-                at: Iterable[int] = range(len(sources))
-            except KeyError:
-                sources, at = _those_known(node, number_of)
+                if node.controls:
+                    sources += [number_of[name] for name in node.controls]
+            except KeyError:  # some are not in the graph
+                names = sources_of(node)
+                sources = [number_of[name] for name in names if name in number_of]
             if node.op in MERGES:
-                sources, at = self._without_loops(number, sources, at, nodes)
-            self.before.append(sources)
-            for source, place in zip(sources, at, strict=True):
+                sources = self._without_loops(number, sources, nodes)
+            before.append(sources)
+            for source in sources:
                 behind[source].append(number)
-                places[source].append(place)
 
-    def _without_loops(self, merge: int, sources, at, nodes: Sequence[Node]):
+    def _without_loops(self, merge: int, sources: list[int], nodes: Sequence[Node]):
         kept = []
-        for source, place in zip(sources, at, strict=True):
-            if place < len(nodes[merge].inputs) and nodes[source].op in NEXT_ITERATIONS:
+        for source in sources:
+            if nodes[source].op in NEXT_ITERATIONS:
                 self.closing.setdefault(merge, []).append(source)
-                self.loops.setdefault(source, []).append((merge, place))
+                self.loops.setdefault(source, []).append(merge)
             else:
-                kept.append((source, place))
-        return [source for source, _ in kept], [place for _, place in kept]
+                kept.append(source)
+        return kept
 
     def readers(self) -> list[int]:
         """Per node, how many edges come from it, those that close loops included."""
@@ -256,13 +253,6 @@ class Sorted(NamedTuple):
     order: list[int]
     counts: list[int]
     stuck: list[int]
-
-
-def _those_known(node: Node, number_of: Mapping[str, int]):
-    """(sources, their places) of a node, of whose sources some are not there."""
-    names = enumerate(sources_of(node))
-    known = [(number_of[name], place) for place, name in names if name in number_of]
-    return [source for source, _ in known], [place for _, place in known]
 
 
 def _on_cycles(units: set[int], followers: Sequence[list[int]]) -> set[int]:

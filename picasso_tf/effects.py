@@ -22,12 +22,13 @@ class Effects:
     def __init__(self, nodes: Sequence[Node], edges: Edges):
         self._nodes = nodes
         self._before = edges.before
-        self._known: dict[int, frozenset[int] | None] = {}
+        self._found = bytearray(len(nodes))
+        self._known: list[frozenset[int] | None] = [None] * len(nodes)
 
     def of(self, node: int) -> frozenset[int] | None:
         """The node, if it has an effect; else the nearest nodes with effects that it
         waits for. None: too many. Found once for each node, inputs first."""
-        known, before = self._known, self._before
+        found, known, before = self._found, self._known, self._before
         opened: set[int] = set()
         pending = [node]
         while pending:
@@ -35,14 +36,13 @@ class Effects:
             if current in opened:
                 known[current] = _union([known[n] for n in before[current]])
                 opened.remove(current)
-                pending.pop()
-                continue
-            if current not in known:
-                known[current] = found = self._own(current)
-                if found is None:
+            elif not found[current]:
+                found[current] = 1
+                known[current] = own = self._own(current)
+                if own is None:
                     # A cycle, which no graph should have, finds None.
                     opened.add(current)
-                    pending.extend([n for n in before[current] if n not in known])
+                    pending += [n for n in before[current] if not found[n]]
                     continue
             pending.pop()
         return known[node]
@@ -70,31 +70,26 @@ def _union(sets: Sequence[frozenset[int] | None]) -> frozenset[int] | None:
     return union if len(union) <= _LIMIT else None
 
 
-def find_held(nodes: Sequence[Node], edges: Edges, fed: Iterable[int]) -> bytearray:
-    """A 1 for each node that control edges hold back: those that wait for others, and
+def find_held(nodes: Sequence[Node], edges: Edges, fed: Iterable[int]) -> set[str]:
+    """Names of the nodes that control edges hold back: those that wait for others, and
     what is computed from these. Ends at nodes with effects, and at shapes, which are
     known before what has them."""
-    held = bytearray(len(nodes))
-    ends = bytearray(len(nodes))
-    for node in fed:
-        ends[node] = 1
-    found = []
-
-    def add(node: int) -> None:
-        if not ends[node]:
-            ends[node] = 1
-            if not has_effect(nodes[node].op):
-                held[node] = 1
-                found.append(node)
-
-    for number, node in enumerate(nodes):
-        if node.controls:
-            add(number)
-    for number in found:  # grows on the way
+    seen = bytearray(len(nodes))
+    for number in fed:
+        seen[number] = 1
+    pending = [node.index for node in nodes if node.controls]
+    held = set()
+    while pending:
+        number = pending.pop()
+        node = nodes[number]
+        if seen[number] or has_effect(node.op):
+            continue
+        seen[number] = 1
+        held.add(node.name)
         readers = edges.behind[number]
-        if nodes[number].op in NEXT_ITERATIONS:
-            readers = readers + [merge for merge, _ in edges.loops.get(number, ())]
+        if node.op in NEXT_ITERATIONS:
+            readers = readers + edges.loops.get(number, [])
         for reader in readers:
-            if not ends[reader] and nodes[reader].op not in _ASKS_FOR_SHAPES:
-                add(reader)
+            if not seen[reader] and nodes[reader].op not in _ASKS_FOR_SHAPES:
+                pending.append(reader)
     return held

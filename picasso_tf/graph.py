@@ -30,6 +30,7 @@ from picasso_tf.shapes import infer_shape
 # Edges that a rewrite will add: what a node is to wait for, by its name.
 Waits = Mapping[str, Collection[str]]
 
+_MANY = 16  # inputs of one node
 _RESOURCE_PATH = FORWARDING | {"Enter", "Switch", "RefEnter"}
 
 
@@ -88,7 +89,7 @@ class GraphView:
         self._control_consumers: dict[str, list[Node]] = {}
         self._serves: list[int] | None = None
         self._order: list[Node] | None = None
-        self._held: bytearray | None = None
+        self._held: set[str] | None = None
         self._shapes: dict[Tensor, Shape | None] = {}
         self._once: dict[tuple[Callable, str], Any] = {}
         self._guards: tuple[dict[str, Guard], dict[str, Frame]] | None = None
@@ -127,17 +128,22 @@ class GraphView:
             or node.name in self.preserve
         ):
             return None
-        if bookkeeping and not all(map(self.waits_for_nobody, _bookkeeping(node))):
-            return None
+        if bookkeeping and len(node.inputs) > 1:
+            held = self._held_back()
+            for name, _ in _bookkeeping(node):
+                if name in held:
+                    return None
         return node
 
     def waits_for_nobody(self, tensor: Tensor) -> bool:
         """Whether no control edge holds back a tensor of bookkeeping: an axis, a
         shape, a size. Looks at what computes it, up to nodes with effects."""
+        return tensor[0] not in self._held_back()
+
+    def _held_back(self) -> set[str]:
         if self._held is None:
             self._held = find_held(self._list, self.edges, self._fed())
-        node = self.nodes.get(tensor[0])
-        return node is None or not self._held[node.index]
+        return self._held
 
     @property
     def edges(self) -> Edges:
@@ -178,20 +184,29 @@ class GraphView:
     def _find_consumers(self, name: str) -> None:
         ports: dict[int, list[tuple[Node, int]]] = {}
         waiting: list[Node] = []
-        node = self.nodes.get(name)
-        if node is not None:
-            edges, nodes = self.edges, self._list
-            found = zip(edges.behind[node.index], edges.places[node.index], strict=True)
-            if node.index in edges.loops:
-                found = sorted([*found, *edges.loops[node.index]])
-            for number, position in found:
-                reader = nodes[number]
-                if position < len(reader.inputs):
+        if name in self.nodes:
+            number = self.nodes[name].index
+            readers = self.edges.behind[number]
+            if number in self.edges.loops:
+                readers = sorted(readers + self.edges.loops[number])
+            edges: dict[int, int] = {}
+            for number in readers:
+                edges[number] = edges.get(number, 0) + 1
+            for number, count in edges.items():
+                reader = self._list[number]
+                positions = self._reading(reader, name)
+                for position in positions:
                     port = reader.inputs[position][1]
                     ports.setdefault(port, []).append((reader, position))
-                else:
-                    waiting.append(reader)
+                waiting += [reader] * (count - len(positions))
         self._consumers[name], self._control_consumers[name] = ports, waiting
+
+    def _reading(self, reader: Node, name: str) -> Sequence[int]:
+        """The inputs by which a node reads another."""
+        if len(reader.inputs) < _MANY:
+            return [i for i, (source, _) in enumerate(reader.inputs) if source == name]
+        # Asked for each of the many, so that looking at them all must be done once.
+        return self.once(_positions, reader).get(name, ())
 
     def of_types(self, op_types: Iterable[str]) -> list[Node]:
         """The nodes of some op types, in graph order."""
@@ -423,6 +438,14 @@ class GraphView:
 
     def is_scalar(self, tensor: Tensor) -> bool:
         return self.shape(tensor) == ()
+
+
+def _positions(_: GraphView, reader: Node) -> dict[str, list[int]]:
+    """At which inputs a node reads which others."""
+    found: dict[str, list[int]] = {}
+    for position, (name, _port) in enumerate(reader.inputs):
+        found.setdefault(name, []).append(position)
+    return found
 
 
 def _bookkeeping(node: Node) -> Sequence[Tensor]:
