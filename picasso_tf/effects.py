@@ -34,7 +34,11 @@ class Effects:
         while pending:
             current = pending[-1]
             if current in opened:
-                known[current] = _union([known[n] for n in before[current]])
+                sources = before[current]
+                if len(sources) == 1:
+                    known[current] = known[sources[0]]
+                else:
+                    known[current] = _union([known[n] for n in sources])
                 opened.remove(current)
             elif not found[current]:
                 found[current] = 1

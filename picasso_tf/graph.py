@@ -90,6 +90,7 @@ class GraphView:
         self._serves: list[int] | None = None
         self._order: list[Node] | None = None
         self._held: set[str] | None = None
+        self._tables: dict[Tensor, Table] = {}
         self._shapes: dict[Tensor, Shape | None] = {}
         self._once: dict[tuple[Callable, str], Any] = {}
         self._guards: tuple[dict[str, Guard], dict[str, Frame]] | None = None
@@ -388,22 +389,26 @@ class GraphView:
     def table(self, handle: Tensor) -> Table:
         """The variable behind a resource tensor, found along its edges."""
         root = self.skip(handle, _RESOURCE_PATH)
+        if root not in self._tables:
+            self._tables[root] = self._table_at(root)
+        return self._tables[root]
+
+    def _table_at(self, root: Tensor) -> Table:
         node = self.nodes.get(root[0])
+        if node is None:
+            return Table(root, root[0], None, None)
+        if node.op == "VarHandleOp":
+            name = node.attr("shared_name", "") or node.name
+            return Table(root, name, node.attr("shape"), node.attr("dtype"))
         shape = dtype = None
-        name = root[0]
-        if node is not None:
-            if node.op == "VarHandleOp":
-                shape = node.attr("shape")
-                dtype = node.attr("dtype")
-                name = node.attr("shared_name", "") or node.name
-            elif "_handle_shapes" in node._def.attr:
-                shapes = node.attr("_handle_shapes")
-                types = node.attr("_handle_dtypes", [])
-                shape = shapes[0] if shapes else None
-                dtype = types[0] if types else None
-            elif root[0] in self._arg_tables:
-                shape, dtype = self._arg_tables[root[0]]
-        return Table(root, name, shape, dtype)
+        if "_handle_shapes" in node._def.attr:
+            shapes = node.attr("_handle_shapes")
+            types = node.attr("_handle_dtypes", [])
+            shape = shapes[0] if shapes else None
+            dtype = types[0] if types else None
+        elif root[0] in self._arg_tables:
+            shape, dtype = self._arg_tables[root[0]]
+        return Table(root, node.name, shape, dtype)
 
     def dtype(self, tensor: Tensor) -> dtypes.DType | None:
         """The type of a tensor, as its op declares it; None: not known."""
