@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -129,10 +128,10 @@ class Edits:
             if name in self._removed:
                 gone.append(node)
                 if name in view.preserve:
-                    new.append(Node(self._stand_in(node)))
+                    new.append(Node(self._stand_in(node), node.index))
                     kept.append(new[-1])
                 elif name in self._named:
-                    new.append(Node(self._named_result(node)))
+                    new.append(Node(self._named_result(node), node.index))
                     kept.append(new[-1])
                 continue
             if name in changed:
@@ -141,11 +140,13 @@ class Edits:
                 )
                 if edited is not node.node_def:
                     gone.append(node)
-                    node = Node(edited)
+                    node = Node(edited, node.index)
                     new.append(node)
             kept.append(node)
-        for name, node_def in self._added.items():
-            new.append(Node(_waiting(self._rewired(node_def), waits.get(name))))
+        # Their numbers count on, for the moment.
+        for number, (name, added) in enumerate(self._added.items(), len(view.nodes)):
+            edited = _waiting(self._rewired(added), waits.get(name))
+            new.append(Node(edited, number))
             kept.append(new[-1])
         return self._without_orphans(kept, gone, new)
 
@@ -215,37 +216,46 @@ class Edits:
         self, nodes: list[Node], gone: list[Node], new: list[Node]
     ) -> list[Node]:
         """Drops nodes without effect whose every consumer was taken away."""
-        view = self._view
-        by_name = {node.name: node for node in nodes}
-        # How many more read a node than before.
-        more: collections.Counter[str] = collections.Counter()
-        lost = []
-        for node in gone:
-            sources = sources_of(node)
-            lost += sources
-            for source in sources:
-                more[source] -= 1
+        view, edges = self._view, self._view.edges
+        # Nodes are numbers here; those that were added count on behind the others.
+        numbers = {name: n for n, name in enumerate(self._added, len(view.nodes))}
+        current = {node.index: node for node in new}
+        readers = edges.readers() + [0] * len(self._added)
+        before: dict[int, list[int]] = {}
         for node in new:
-            for source in sources_of(node):
-                more[source] += 1
-        dropped: set[str] = set()
-        pending = [*lost, *(name for name, _ in self._tensors)]
-        while pending:
-            name = pending.pop()
-            node = by_name.get(name)
-            if node is None or name in dropped or view.readers(name) + more[name] > 0:
+            before[node.index] = sources = []
+            for name in sources_of(node):
+                source = view.nodes.get(name)
+                number = numbers.get(name) if source is None else source.index
+                if number is not None:
+                    sources.append(number)
+                    readers[number] += 1
+        # What goes anyway, or stays whoever reads it.
+        settled = bytearray(len(readers))
+        lost = [view.nodes[name].index for name, _ in self._tensors]
+        for node in gone:
+            settled[node.index] = node.index not in current
+            for source in edges.all_before(node.index):
+                readers[source] -= 1
+                lost.append(source)
+        for name in (*view.preserve, *view.feeds, *view.keep):
+            if name in view.nodes:
+                settled[view.nodes[name].index] = 1
+        dropped = bytearray(len(readers))
+        while lost:
+            number = lost.pop()
+            if readers[number] > 0 or settled[number]:
                 continue
-            if name in view.preserve or name in view.feeds or name in view.keep:
-                continue
+            settled[number] = 1
+            node = current.get(number) or view.at(number)
             if has_effect(node.op):
                 continue
-            dropped.add(name)
-            for source in sources_of(node):
-                more[source] -= 1
-                pending.append(source)
-        if not dropped:
-            return nodes
-        return [node for node in nodes if node.name not in dropped]
+            dropped[number] = 1
+            sources = before.get(number)
+            for source in edges.all_before(number) if sources is None else sources:
+                readers[source] -= 1
+                lost.append(source)
+        return [node for node in nodes if not dropped[node.index]]
 
 
 def _waiting(

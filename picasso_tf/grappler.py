@@ -15,11 +15,11 @@ from tensorflow.python.framework import tensor_util
 
 from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
-from picasso_tf.graph import with_effects
+from picasso_tf.node import with_effects
 from picasso_tf.options import Options
 from picasso_tf.passes import PASSES, PASSES_AFTER, triggers_of
 from picasso_tf.report import Report
-from picasso_tf.rewrite import rewrite_nodes
+from picasso_tf.rewrite import collecting_paused, rewrite_nodes
 
 OPTIMIZER = "picasso"
 _KEPT_REPORTS = 256
@@ -90,6 +90,7 @@ def install() -> None:
     library.PicassoInstall(_callback, *(ops_.encode() for ops_ in triggers))
 
 
+@collecting_paused()
 def _rewrite(
     graph,
     size,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from absl import logging
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -14,8 +15,8 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from picasso_tf import ops
 from picasso_tf.edits import graph_def_of
 from picasso_tf.functions import FunctionBody
-from picasso_tf.graph import GraphView, prune
-from picasso_tf.node import Node
+from picasso_tf.graph import GraphView
+from picasso_tf.node import Node, prune
 from picasso_tf.options import Options
 from picasso_tf.passes import (
     OPS_OF_THE_RUN,
@@ -140,6 +141,20 @@ class Outcome:
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+@contextlib.contextmanager
+def collecting_paused() -> Iterator[None]:
+    """Lets no garbage be collected. The objects of a rewrite are many, and go without
+    that: searching them for cycles would only cost."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@collecting_paused()
 def rewrite_nodes(
     nodes: Iterable[node_def_pb2.NodeDef | Node],
     options: Options,
@@ -154,46 +169,52 @@ def rewrite_nodes(
     `view_args` are those of `GraphView`.
     """
     started = time.perf_counter()
-    # Thousands of small objects die young here: collecting would only cost.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        current = [node if isinstance(node, Node) else Node(node) for node in nodes]
-        report = Report(title, ops_before=_count(current))
-        result = Outcome(report)
-        changed = False
-        if {node.op for node in current}.isdisjoint(triggers_of(passes)):
-            passes = ()
-        for pass_type in passes:
-            triggers = frozenset(pass_type.triggers)
-            if triggers and not any(node.op in triggers for node in current):
-                continue
-            try:
-                done = pass_type(options).run(GraphView(current, **view_args))
-            except Exception as error:
-                if options.strict:
-                    raise
-                _warn_once(pass_type.name, error)
-                report.failures.append(f"{pass_type.name}: {error!r}")
-                continue
-            report.packs.extend(done.packs)
-            report.skipped.extend(done.skipped)
-            report.merged += done.merged
-            report.handles += done.handles
-            if done.nodes is not None:
-                current, changed = done.nodes, True
-                moved = {n: done.moved.get(to, to) for n, to in result.moved.items()}
-                result.moved = moved | done.moved
-        if changed:
-            result.nodes = [node.node_def for node in current]
-    finally:
-        if collecting:
-            gc.enable()
+    before = [node if isinstance(node, Node) else Node(node) for node in nodes]
+    report = Report(title, ops_before=_count(before))
+    result = Outcome(report)
+    after = before
+    if not triggers_of(passes).isdisjoint(report.ops_before):
+        after = _run(passes, before, options, view_args, result)
+    if after is not before:
+        result.nodes = [node.node_def for node in after]
+    report.ops_after = _count(after)
     for pack in report.packs:
         report._counts_before[pack.name] = ops.pack_counts(pack.name)
-    report.ops_after = _count(current)
     report.seconds = time.perf_counter() - started
     return result
+
+
+def _run(passes, nodes: list[Node], options, view_args, result: Outcome) -> list[Node]:
+    """The nodes behind the passes; `result` is filled in."""
+    report = result.report
+    view = None
+    present = frozenset(report.ops_before)
+    for pass_type in passes:
+        if pass_type.triggers and present.isdisjoint(pass_type.triggers):
+            continue
+        try:
+            # What one pass found out about a graph that it left alone, the next
+            # need not find again.
+            view = view or GraphView(nodes, **view_args)
+            done = pass_type(options).run(view)
+        except Exception as error:
+            if options.strict:
+                raise
+            _warn_once(pass_type.name, error)
+            report.failures.append(f"{pass_type.name}: {error!r}")
+            view = None
+            continue
+        report.packs.extend(done.packs)
+        report.skipped.extend(done.skipped)
+        report.merged += done.merged
+        report.handles += done.handles
+        if done.nodes is None:
+            continue
+        nodes, view = done.nodes, None
+        present = frozenset(node.op for node in nodes)
+        moved = {n: done.moved.get(to, to) for n, to in result.moved.items()}
+        result.moved = moved | done.moved
+    return nodes
 
 
 def _count(nodes) -> dict[str, int]:

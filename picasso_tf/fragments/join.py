@@ -6,6 +6,7 @@ import dataclasses
 
 from picasso_tf.graph import GraphView
 from picasso_tf.node import FORWARDING, Node, Shape, Tensor
+from picasso_tf.shapes import shape_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _parts_of_offsets(view: GraphView, offset: Node) -> _Parts | None:
 
 def _parts(view: GraphView, axis: Tensor, shapes) -> _Parts | None:
     """Of what was joined from tensors of these shapes."""
-    known = [_shape_value(view, shape) for shape in shapes]
+    known = [shape_value(view, shape) for shape in shapes]
     chunk_dims = _axis_from_end(view, axis, known)
     if chunk_dims is None:
         return None
@@ -180,20 +181,6 @@ def _elements(shape: Shape | None, chunk_dims: int) -> int | None:
             return None
         elements *= size
     return elements
-
-
-def _shape_value(view: GraphView, tensor: Tensor) -> Shape | None:
-    """The static shape that a shape tensor (a constant, Shape, ShapeN) holds."""
-    node = view.producer(view.skip(tensor, FORWARDING))
-    if node is None:
-        return None
-    if node.op == "Const":
-        return tuple(view.constant_ints(tensor))
-    if node.op == "Shape":
-        return view.shape(node.inputs[0])
-    if node.op == "ShapeN":
-        return view.shape(node.inputs[tensor[1]])
-    return None
 
 
 def _shapes_behind_sizes(

@@ -61,19 +61,15 @@ class PackHandles(Pass):
         return result
 
     def _may_go(self, view: GraphView, node: Node) -> bool:
+        if node.controls or "GPU" in node.device.upper():
+            return False
+        if any(node.name in names for names in (view.feeds, view.preserve, view.keep)):
+            return False
         # Not what some device of a cluster may name, nor what is new at each run.
-        named = node.attr("shared_name", "") not in ("", _ANONYMOUS)
-        return bool(
-            named
-            and not node.attr("allowed_devices", [])
-            and not node.controls
-            and node.name not in view.feeds
-            and node.name not in view.preserve
-            and node.name not in view.keep
-            and view.serves(node.name)
-            and "GPU" not in node.device.upper()
-            and not self.options.excludes(node.attr("shared_name"))
-        )
+        name = node.attr("shared_name", "")
+        if name in ("", _ANONYMOUS) or node.attr("allowed_devices", []):
+            return False
+        return bool(view.serves(node.name)) and not self.options.excludes(name)
 
 
 # What TensorFlow calls variables without a name (ResourceHandle::ANONYMOUS_NAME).

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import tensor_util
 
+from picasso_tf.edges import Levels
 from picasso_tf.edits import Edits
 from picasso_tf.fragments import bag_kernels, kernels
 from picasso_tf.fragments.bag import POOL_GRAD_OPS, POOL_OPS
@@ -372,7 +373,7 @@ def _keeps_guard(view: GraphView, kernel: Kernel) -> bool:
     return all(view.guard(node.name) == guard for node in kernel.replaced)
 
 
-def _levels(view: GraphView, members: Sequence[Kernel]) -> dict[str, int]:
+def _levels(view: GraphView, members: Sequence[Kernel]) -> Levels:
     """As `GraphView.levels`, with all that a member replaces as one anchor.
 
     Each node that a member replaces is put behind all that the member reads and
@@ -386,13 +387,7 @@ def _levels(view: GraphView, members: Sequence[Kernel]) -> dict[str, int]:
         names = [tensor[0] for tensor in member.inputs if tensor[0] in view.nodes]
         names += sorted(name for name in member.controls if name in view.nodes)
         before.update({node.name: names for node in member.replaced})
-    levels: dict[str, int] = {}
-    for node in view.order_with(before):
-        anchored = before.get(node.name)
-        sources = view.sources(node) if anchored is None else anchored
-        level = max((levels[name] for name in sources), default=0)
-        levels[node.name] = level + (anchored is not None)
-    return levels
+    return view.levels_around(before)
 
 
 class _Packer:
