@@ -83,9 +83,13 @@ or the run fails. Figures of different runs are not to be compared: the machine 
   VarHandleOp, Const, Placeholder; Keras gives no trace of them.
 - XLA compiles loss and gradients in sessions and Estimators, where it has no sparse
   Adagrad; in Keras the whole step.
-- Batches wait in memory, for TensorFlow in a dataset. A kernel's call of TensorFlow
-  takes 26 tensors of ids from it (78 for bags); FBGEMM is given one of ids and one of
-  offsets. Bytes to move: ids, distinct rows and pooled rows once each; for updates the
-  gradient too, and distinct rows and slots once read and once written. The copy reads
-  and writes as many in all, the same in each call.
+- Batches wait in memory, for TensorFlow in a dataset. A kernel's call of TensorFlow is
+  a step of a session, which takes a tensor of ids per table from it (three for bags);
+  FBGEMM is given one of ids and one of offsets. lookup-W26 and the like are the
+  embedding ops of a workload, without its layers. An update is lookup, backward and
+  Adagrad.
+- Bytes to move: ids, distinct rows and pooled rows once each; for updates the gradient
+  too, and distinct rows and slots once read and once written; rows in whole cache lines
+  of 64 bytes. The copy reads and writes as many in all, from as many places in turn as
+  there are batches (8).
 - Scaling: 100 tables of 1,000 x 16, batch 512, but for what is varied."""

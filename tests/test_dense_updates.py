@@ -13,7 +13,7 @@ from helpers_models import KERAS_2, keras_2, needs_keras_2
 
 import picasso_tf
 from picasso_tf.edits import graph_def_of
-from picasso_tf.graph import prune
+from picasso_tf.node import prune
 from picasso_tf.passes import PASSES_AFTER
 from picasso_tf.rewrite import rewrite_nodes
 
