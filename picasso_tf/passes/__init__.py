@@ -8,6 +8,7 @@ from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.order_sums import OrderSums
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_handles import PackHandles
+from picasso_tf.passes.pack_interactions import PackInteractions
 from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels, PackPools
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
@@ -18,7 +19,13 @@ from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
 # Updates first: they stop reading the shapes of single lookups, which the
 # lookups' pass would otherwise have to provide. What prepares ids before lookups,
 # which then find the same ids in the same tensor.
-PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
+# Interactions last: they read what packed lookups give in place.
+PASSES: tuple[type[Pass], ...] = (
+    PackUpdates,
+    PackKernels,
+    PackLookups,
+    PackInteractions,
+)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
