@@ -11,6 +11,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from picasso_tf.fragments.ids import Mode
+from picasso_tf.ops import load_ops
 
 for _op in (
     *("HashBucket", "Bucketize", "RangeCheck", "TableFind", "OneHot"),
@@ -206,12 +207,9 @@ def _dot_interaction_grad(op, grad):
     """Of each input, in its shape."""
     names = ("fields", "dim", "self_interaction", "full", "pack")
     attrs = {name: op.get_attr(name) for name in names}
-    total = _ops().picasso_dot_interaction_grad(
+    total = load_ops().picasso_dot_interaction_grad(
         grad, list(op.inputs), flat=True, **attrs
     )
     widths = [tf.reduce_prod(tf.shape(x)[1:]) for x in op.inputs]
     parts = tf.split(total, tf.stack(widths), axis=1, num=len(widths))
     return [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, op.inputs, strict=True)]
-
-
-ops.NotDifferentiable("PicassoDotInteractionGrad")

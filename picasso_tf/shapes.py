@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SAME_SHAPE = FORWARDING | {
     *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
     *("Sqrt", "Rsqrt", "Square", "Exp", "Log", "Abs", "Sign", "LogicalNot"),
+    *("BiasAdd", "Tanh", "Sigmoid", "Relu6", "Elu", "Selu", "LeakyRelu", "Softplus"),
 }
 _ELEMENTWISE = frozenset(
     {
@@ -110,6 +111,8 @@ class Shapes:
             return self._shape_value(first if op == "Fill" else node.inputs[2])
         if op in ("Pack", "ConcatV2"):
             return self._joined(node)
+        if op == "MatMul":
+            return self._multiplied(node)
         if op in ("Shape", "VariableShape"):
             of = self.of(first) if op == "Shape" else self._view.table(first).shape
             return None if of is None else (len(of),)
@@ -143,6 +146,16 @@ class Shapes:
         if node.attr("keep_dims", False):
             return tuple(1 if i in gone else size for i, size in enumerate(shape))
         return tuple(size for i, size in enumerate(shape) if i not in gone)
+
+    def _multiplied(self, node: Node) -> Shape | None:
+        """Of the product of two matrices."""
+        rows, columns = map(self.of, node.inputs)
+        if rows is None or columns is None or len(rows) != 2 or len(columns) != 2:
+            return None
+        return (
+            rows[int(node.attr("transpose_a", False))],
+            columns[int(not node.attr("transpose_b", False))],
+        )
 
     def _times_column(self, node: Node) -> Shape | None:
         """Of a matrix times or by a column, if all else is not known."""

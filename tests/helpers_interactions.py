@@ -59,7 +59,7 @@ def numpy_dot(x, self_interaction=False, full=False):
     lower = np.tril(np.ones([x.shape[1]] * 2, bool), 0 if self_interaction else -1)
     products = np.einsum("bik,bjk->bij", x, x)
     if full:
-        return np.where(lower, products, 0).reshape(len(x), -1)
+        return np.where(lower, products, 0).reshape(len(x), lower.size)
     return products[:, lower]
 
 

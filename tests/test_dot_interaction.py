@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -21,14 +22,15 @@ from hypothesis import strategies as st
 import picasso_tf
 from picasso_tf import ops
 
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 KINDS = ["dot interaction", "dot interaction gradient"]
 SPELLINGS = [
-    dict(spelling=spelling, self_interaction=own, full=full, mask=mask)
+    {"spelling": spelling, "self_interaction": own, "full": full, "mask": mask}
     for spelling, own, full, mask in itertools.product(
         ("reshape", "stack", "concat"), (False, True), (False, True), ("ones_like",)
     )
 ]
-SPELLINGS += [dict(full=True, mask="matrix", self_interaction=True)]
+SPELLINGS += [{"full": True, "mask": "matrix", "self_interaction": True}]
 
 
 def build(fields, dim, batch=None, dtype=tf.float32, gradient=True, **spelling):
@@ -184,11 +186,15 @@ def test_fields_are_read_in_place(spelling):
     assert len(dot.input) == 5
 
 
-def test_golden(golden):
+def test_golden():
     graph, fetches, _ = build(3, 4)
-    graph_def, _ = rewritten(graph, fetches)
+    graph_def, _ = rewritten(graph, fetches[:1])
     text = spell(graph_def, ("fields", "dim", "self_interaction", "full", "flat"))
-    golden("dot_interaction", text)
+    path = GOLDEN / "dot_interaction.txt"
+    if not path.exists():
+        path.write_text(text)
+        pytest.fail(f"{path.name} was missing and has been written: read it")
+    assert text == path.read_text()
 
 
 def test_a_second_rewrite_changes_nothing():
@@ -204,10 +210,12 @@ def reason(build_more):
     with graph.as_default():
         inputs = [tf1.placeholder(tf.float32, [None, 4]) for _ in range(3)]
         fetches = build_more([tf.identity(x) * 1 for x in inputs])
+    before = len(picasso_tf.reports())
     ours, stock, packs = run_both(graph, fetches, feed(inputs, 2))
     assert_close(ours, stock, 0)
     assert not packs
-    return list(picasso_tf.last_report().reasons())
+    (report,) = picasso_tf.reports()[before:]
+    return list(report.reasons())
 
 
 def _upper(fields):
@@ -228,7 +236,7 @@ def _products_too(fields):
 
 
 def _half(fields):
-    return [dot_interaction([tf.cast(field, tf.float16) for field in fields])]
+    return [dot_interaction([tf.cast(x, tf.float16) for x in fields], full=True)]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,7 @@ def _half(fields):
     ],
 )
 def test_left_alone(build_more, expected):
-    assert reason(build_more) == [expected]
+    assert expected in reason(build_more)
 
 
 def test_attention_is_none():
@@ -273,18 +281,6 @@ def test_excess_reader_of_the_shape_keeps_it():
 # -- the ops themselves -------------------------------------------------------
 
 
-@pytest.fixture
-def use():
-    library = ops.native()
-    kinds = ("avx", "avx2", "avx512")
-
-    def choose(kind: str) -> bool:
-        return bool(library.PicassoUseDotKernels(kind.encode()))
-
-    yield choose
-    assert [kind for kind in kinds if choose(kind)]
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     count=st.integers(1, 40),
@@ -300,7 +296,13 @@ def test_kernels_of_all_vectors(count, dim, batch, flags, dtype, cut):
     x = random.normal(size=[batch, count, dim]).astype(dtype)
     cut = min(cut, count - 1)
     inputs = [x] if cut == 0 else [x[:, :cut].reshape(batch, cut * dim), x[:, cut:]]
-    attrs = dict(fields=count, dim=dim, self_interaction=own, full=full, pack="test")
+    attrs = {
+        "fields": count,
+        "dim": dim,
+        "self_interaction": own,
+        "full": full,
+        "pack": "test",
+    }
     wanted = numpy_dot(x, own, full)
     grad = random.normal(size=wanted.shape).astype(dtype)
     square = np.zeros([batch, count, count])
@@ -355,7 +357,7 @@ def test_the_op_has_a_gradient():
     x = tf.constant(np.random.default_rng(0).normal(size=[3, 5, 4]))
 
     def dot(x):
-        attrs = dict(fields=5, dim=4, self_interaction=True, pack="test")
+        attrs = {"fields": 5, "dim": 4, "self_interaction": True, "pack": "test"}
         return module.picasso_dot_interaction([x[:, :2], x[:, 2:]], **attrs)
 
     theory, numeric = tf.test.compute_gradient(dot, [x])

@@ -15,6 +15,7 @@ from picasso_tf.node import FORWARDING, Node, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64})
 _SELECTS = frozenset({"Select", "SelectV2"})
+_UNKNOWN = "the number of its fields, or their size, is not known beforehand"
 _SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "OnesLike", "ZerosLike"})
 
 
@@ -42,7 +43,7 @@ class DotInteraction:
     Attributes:
       node: the matrix product.
       last: the node whose output holds the kept products of each example in a row.
-      inputs: tensors that hold the fields, one behind the other.
+      source: holds the fields: [batch, fields * dim] or [batch, fields, dim].
       fields, dim: their number and size.
       self_interaction: the products of fields with themselves are kept too.
       full: a row holds fields * fields elements, zero where nothing is kept.
@@ -53,7 +54,7 @@ class DotInteraction:
     node: Node
     last: Node
     dtype: dtypes.DType
-    inputs: tuple[Tensor, ...]
+    source: Tensor
     fields: int
     dim: int
     self_interaction: bool
@@ -85,7 +86,7 @@ def match_dot_interaction(view: GraphView, node: Node) -> DotInteraction | str |
     found = _find_fields(view, joined)
     if isinstance(found, str):
         return found if _is_masked(view, node) else None
-    inputs, fields, dim = found
+    source, fields, dim = found
     kept = _find_kept(view, node, fields)
     if isinstance(kept, str):
         return kept if _is_masked(view, node) else None
@@ -115,7 +116,7 @@ def match_dot_interaction(view: GraphView, node: Node) -> DotInteraction | str |
             grad, controls=_controls(view, dead, grad.last, node)
         )
     return DotInteraction(
-        *(node, kept.last, node.attr("T"), inputs, fields, dim),
+        *(node, kept.last, node.attr("T"), source, fields, dim),
         *(self_interaction, kept.full, controls, grad),
     )
 
@@ -156,75 +157,43 @@ def _is_masked(view: GraphView, node: Node) -> bool:
 
 
 def _find_fields(view: GraphView, joined: Tensor):
-    """(tensors, number, size) of the fields in [batch, fields, dim]; or a reason."""
-    unknown = "the number of its fields, or their size, is not known beforehand"
+    """(tensor, number, size) of the fields in [batch, fields, dim]; or a reason."""
     shape = view.shape(joined)
     node = view.producer(joined)
-    if node is None or (shape is not None and len(shape) != 3):
-        return unknown if shape is None or len(shape) != 3 else _whole(joined, shape)
+    whole = _whole(joined, shape)
+    if node is None or whole:
+        if node is not None and node.op == "Reshape":
+            return _reshaped(view, node) or whole
+        return whole or _UNKNOWN
     if node.op == "Reshape":
-        source = node.inputs[0]
-        sizes = _sizes(view, node.inputs[1])
-        of = view.shape(source)
-        if sizes is None or len(sizes) != 3 or of is None or len(of) != 2:
-            return _whole(joined, shape) or unknown
-        dim, width = sizes[2], of[1]
-        if dim is None and sizes[1] and width:
-            dim = width // sizes[1]
-        if not dim or not width or width % dim or sizes[1] not in (None, width // dim):
-            return _whole(joined, shape) or unknown
-        return _parts(view, node, source, dim), width // dim, dim
+        return _reshaped(view, node) or _UNKNOWN
     if node.op == "Pack" and node.attr("axis", 0) in (1, -2):
         known = {view.shape(each) for each in node.inputs} - {None}
         dims = {each[1] for each in known if len(each) == 2} - {None}
-        if len(dims) != 1 or any(len(each) != 2 for each in known):
-            return unknown
-        inputs = node.inputs if _alone(view, node, node.name) else (joined,)
-        return inputs, len(node.inputs), dims.pop()
-    if node.op == "ConcatV2" and view.constant_int(node.inputs[-1]) in (1, -2):
-        whole = _whole(joined, shape)
-        if whole is None:
-            return unknown
-        inputs = node.inputs[:-1] if _alone(view, node, node.name) else (joined,)
-        return inputs, *whole[1:]
-    return _whole(joined, shape) or unknown
+        if len(dims) == 1 and all(len(each) == 2 for each in known):
+            return joined, len(node.inputs), dims.pop()
+    return _UNKNOWN
+
+
+def _reshaped(view: GraphView, node: Node):
+    """Of what is [batch, fields * dim] in front of a Reshape."""
+    source = node.inputs[0]
+    sizes = _sizes(view, node.inputs[1])
+    of = view.shape(source)
+    if sizes is None or len(sizes) != 3 or of is None or len(of) != 2:
+        return None
+    dim, width = sizes[2], of[1]
+    if dim is None and sizes[1] and width:
+        dim = width // sizes[1]
+    if not dim or not width or width % dim or sizes[1] not in (None, width // dim):
+        return None
+    return source, width // dim, dim
 
 
 def _whole(joined: Tensor, shape):
     if shape is None or len(shape) != 3 or not shape[1] or not shape[2]:
         return None
-    return (joined,), shape[1], shape[2]
-
-
-def _parts(view: GraphView, reshape: Node, source: Tensor, dim: int):
-    """What a concatenation joins, if it does so for these fields alone."""
-    node = view.producer(source)
-    if node is None or node.op != "ConcatV2" or node.controls:
-        return (source,)
-    if view.constant_int(node.inputs[-1]) not in (1, -1):
-        return (source,)
-    shapes = [view.shape(each) for each in node.inputs[:-1]]
-    if any(s is None or len(s) != 2 or not s[1] or s[1] % dim for s in shapes):
-        return (source,)
-    return node.inputs[:-1] if _alone(view, node, reshape.name) else (source,)
-
-
-def _alone(view: GraphView, node: Node, reader: str) -> bool:
-    """Whether nobody needs what a node joins but `reader` (or, if that is the node
-    itself, the products), its shape left aside."""
-    if node.controls or node.name in view.preserve or node.name in view.feeds:
-        return False
-    allowed = {reader}
-    if reader == node.name:
-        allowed = {
-            consumer.name
-            for consumer, _ in view.consumers((node.name, 0))
-            if consumer.op.startswith("BatchMatMul")
-        }
-    return all(
-        consumer.name in allowed or consumer.op in _SHAPE_ONLY
-        for consumer, _ in view.consumers((node.name, 0))
-    )
+    return joined, shape[1], shape[2]
 
 
 def _sizes(view: GraphView, tensor: Tensor) -> list[int | None] | None:

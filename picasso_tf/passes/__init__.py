@@ -15,16 +15,19 @@ from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_rows import PackRows
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
 from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
+from picasso_tf.passes.split_fields import SplitFields
 
 # Updates first: they stop reading the shapes of single lookups, which the
 # lookups' pass would otherwise have to provide. What prepares ids before lookups,
 # which then find the same ids in the same tensor.
-# Interactions last: they read what packed lookups give in place.
+# Interactions before lookups, which may then join their rows for them, and hide how
+# many there are.
 PASSES: tuple[type[Pass], ...] = (
     PackUpdates,
     PackKernels,
-    PackLookups,
     PackInteractions,
+    PackLookups,
+    SplitFields,
 )
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what

@@ -46,9 +46,9 @@ class PackInteractions(Pass):
 def _without_guards(view: GraphView, dot: DotInteraction) -> DotInteraction | str:
     """The interaction, or the reason why branches keep it from being one op."""
     grad = dot.grad
-    if not keeps_guard(view, dot.last, dot.inputs, dot.controls) or (
+    if not keeps_guard(view, dot.last, [dot.source], dot.controls) or (
         grad
-        and not keeps_guard(view, grad.last, (grad.grad, *dot.inputs), grad.controls)
+        and not keeps_guard(view, grad.last, (grad.grad, dot.source), grad.controls)
     ):
         return "its fields come from another branch"
     return dot
@@ -57,7 +57,7 @@ def _without_guards(view: GraphView, dot: DotInteraction) -> DotInteraction | st
 def _pack(edits: Edits, dot: DotInteraction) -> list[Pack]:
     attrs: dict[str, Any] = {
         "T": dot.dtype,
-        "N": len(dot.inputs),
+        "N": 1,
         "fields": dot.fields,
         "dim": dot.dim,
         "self_interaction": dot.self_interaction,
@@ -67,7 +67,7 @@ def _pack(edits: Edits, dot: DotInteraction) -> list[Pack]:
         edits,
         "picasso_dot_interaction",
         "PicassoDotInteraction",
-        dot.inputs,
+        [dot.source],
         device=dot.node.device,
         controls=dot.controls,
         **attrs,
@@ -82,7 +82,7 @@ def _pack(edits: Edits, dot: DotInteraction) -> list[Pack]:
         edits,
         "picasso_dot_interaction_grad",
         "PicassoDotInteractionGrad",
-        [dot.grad.grad, *dot.inputs],
+        [dot.grad.grad, dot.source],
         device=dot.grad.last.device,
         controls=dot.grad.controls,
         flat=dot.grad.flat,
