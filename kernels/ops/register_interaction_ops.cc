@@ -86,4 +86,32 @@ REGISTER_OP("PicassoDotInteractionGrad")
     .Attr("pack: string")
     .SetShapeFn(DotGradShape);
 
+// The sum of tensors of one shape, which are zero but for one slice each: the
+// gradient of a tensor that was cut up.
+//
+//   shape:  of the result.
+//   slices: slice i is of [outer, length[i], inner], in any shape, and lies at
+//           begin[i] along the axis; of length -1: all of the axis. `axis` -1:
+//           of the flat tensor.
+//
+// Summed as AddN does, see kernels/core/slice_sum.h. No gradient: it stands for
+// what gradients are made of.
+REGISTER_OP("PicassoPackedSliceSum")
+    .Input("shape: Tshape")
+    .Input("slices: N * T")
+    .Output("sum: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("Tshape: {int32, int64}")
+    .Attr("N: int >= 1")
+    .Attr("axis: int")
+    .Attr("begin: list(int)")
+    .Attr("length: list(int)")
+    .Attr("pack: string")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &shape));
+      c->set_output(0, shape);
+      return tensorflow::OkStatus();
+    });
+
 }  // namespace picasso

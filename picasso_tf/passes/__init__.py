@@ -14,6 +14,7 @@ from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_rows import PackRows
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
+from picasso_tf.passes.pack_slice_sums import PackSliceSums
 from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
 from picasso_tf.passes.split_fields import SplitFields
 
@@ -39,6 +40,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
     PackLateUpdates,
     PackSegmentSums,
+    PackSliceSums,
     PackL2Losses,
     PackDense,
     PackRows,
