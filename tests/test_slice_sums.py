@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import picasso_tf
 from picasso_tf import ops
 
-KIND = "sum of slices"
+KIND = "slice sum"
 
 
 def kinds(packs):

@@ -63,5 +63,5 @@ def _pack(view: GraphView, edits: Edits, matched: SliceSum) -> Pack:
     edits.replace_tensor((node.name, 0), (name, 0))
     edits.remove(node.name, waits_for=name)
     return Pack(
-        name, "sum of slices", (node.name,), 0, 0, f"{len(parts)} slices of a tensor"
+        name, "slice sum", (node.name,), 0, 0, f"{len(parts)} slices of a tensor"
     )
