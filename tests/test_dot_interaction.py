@@ -362,3 +362,51 @@ def test_the_op_has_a_gradient():
 
     theory, numeric = tf.test.compute_gradient(dot, [x])
     np.testing.assert_allclose(theory[0], numeric[0], atol=1e-8)
+
+
+class Layer(tf.keras.layers.Layer):
+    """As in TensorFlow Recommenders: a list of fields in, their products out."""
+
+    def __init__(self, full):
+        super().__init__()
+        self.full = full
+
+    def call(self, fields):
+        return dot_interaction(fields, full=self.full)
+
+    def compute_output_shape(self, shapes):
+        count = len(shapes)
+        width = count * count if self.full else count * (count - 1) // 2
+        return (shapes[0][0], width)
+
+
+def keras_losses(full: bool):
+    """Of a few epochs of a small DLRM, by fit."""
+    tf.keras.utils.set_random_seed(5)
+    dense = tf.keras.Input([3])
+    bottom = tf.keras.layers.Dense(4, "relu")(dense)
+    inputs, fields = [dense], [bottom]
+    for _ in range(5):
+        inputs.append(tf.keras.Input([1], dtype="int32"))
+        rows = tf.keras.layers.Embedding(10, 4)(inputs[-1])
+        fields.append(tf.keras.layers.Flatten()(rows))
+    kept = Layer(full)(fields)
+    top = tf.keras.layers.Concatenate()([bottom, kept])
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(top))
+    model.compile("adam", "mse", jit_compile=False)
+    random = np.random.default_rng(0)
+    x = [random.normal(size=[40, 3]).astype(np.float32)]
+    x += [random.integers(0, 10, [40, 1]) for _ in range(5)]
+    y = random.normal(size=[40, 1]).astype(np.float32)
+    history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    return history.history["loss"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_keras(full):
+    stock = keras_losses(full)
+    with picasso_tf.enabled(STRICT):
+        ours = keras_losses(full)
+        kinds = [pack.kind for pack in picasso_tf.last_report().packs]
+    assert set(KINDS) <= set(kinds), str(picasso_tf.last_report())
+    np.testing.assert_allclose(ours, stock, rtol=1e-5)
