@@ -251,6 +251,18 @@ def test_left_alone(build_more, expected):
     assert expected in reason(build_more)
 
 
+def test_exact_leaves_them_alone():
+    graph, fetches, _ = build(5, 8)
+    options = picasso_tf.Options(strict=True, exact=True)
+    graph_def = graph.as_graph_def()
+    _, report = picasso_tf.rewrite(graph_def, [fetches[0].name], options)
+    assert not report.changed
+    (found,) = report.reasons()
+    assert found == (
+        "its sums would be rounded in another order, but Options.exact is set"
+    )
+
+
 def test_attention_is_none():
     """Nothing to report: scores of a sequence with itself."""
     graph = tf.Graph()

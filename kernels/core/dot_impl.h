@@ -35,6 +35,18 @@ int64_t Rows(const FieldRows<typename K::T>& in, int64_t fields, int64_t dim,
   return padded;
 }
 
+// Asks for fields [i, i + kRows) of example b: they lie too far apart for
+// hardware to follow.
+template <typename T>
+inline void Prefetch(const FieldRows<T>& in, int64_t fields, int64_t dim,
+                     int64_t b, int64_t i) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t f = i; f < i + kRows && f < fields; ++f) {
+    const T* const row = in.begin[f] + b * in.stride[f];
+    for (int64_t k = 0; k < dim; k += kLine) __builtin_prefetch(row + k);
+  }
+}
+
 // kLanes rows by kLanes columns: to[k * stride + r] = rows[r][k]. Each turn
 // shuffles the two halves of the vectors into each other.
 template <typename K>
@@ -132,7 +144,9 @@ void ForwardLoop(const DotForward<typename K::T>& job, int64_t begin,
       }
     }
     T* const out = job.out + b * size;
+    const int64_t next = b + 1 < end ? b + 1 : b;
     for (int64_t i = 0; i < fields; i += kRows) {
+      Prefetch(job.in, fields, job.dim, next, i);
       const auto run = [&](auto* rows_of) {
         rows_of(layout, job.dim, rows, i, columns, stride, out, out + size);
       };
@@ -227,7 +241,9 @@ void BackwardLoop(const DotBackward<typename K::T>& job, int64_t begin,
     T* const result = job.out + b * fields * job.dim;
     T* const out = padded == job.dim ? result : scratch + padded * fields;
     const T* const grad = job.grad + b * size;
+    const int64_t next = b + 1 < end ? b + 1 : b;
     for (int64_t i = 0; i < fields; i += kRows) {
+      Prefetch(job.in, fields, job.dim, next, i);
       const auto run = [&](auto* rows_of) {
         rows_of(layout, padded, rows, i, grad, out + i * padded);
       };

@@ -11,6 +11,8 @@ from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import Pass, PassResult, add_pack, keeps_guard
 from picasso_tf.report import Pack
 
+_EXACT = "its sums would be rounded in another order, but Options.exact is set"
+
 
 @dataclasses.dataclass(frozen=True)
 class PackInteractions(Pass):
@@ -33,6 +35,8 @@ class PackInteractions(Pass):
             matched = match_dot_interaction(view, node)
             if matched is None:
                 continue
+            if isinstance(matched, DotInteraction) and self.options.exact:
+                matched = _EXACT
             if isinstance(matched, DotInteraction):
                 matched = _without_guards(view, matched)
             if isinstance(matched, str):
