@@ -11,6 +11,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from picasso_tf.fragments.ids import Mode
+from picasso_tf.ops import load_ops
 
 for _op in (
     *("HashBucket", "Bucketize", "RangeCheck", "TableFind", "OneHot"),
@@ -199,3 +200,16 @@ def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices | None:
         tf.concat([tf.cast(part.indices, tf.int64) for part in parts], 0),
         parts[0].dense_shape,
     )
+
+
+@ops.RegisterGradient("PicassoDotInteraction")
+def _dot_interaction_grad(op, grad):
+    """Of each input, in its shape."""
+    names = ("fields", "dim", "self_interaction", "full", "pack")
+    attrs = {name: op.get_attr(name) for name in names}
+    total = load_ops().picasso_dot_interaction_grad(
+        grad, list(op.inputs), flat=True, **attrs
+    )
+    widths = [tf.reduce_prod(tf.shape(x)[1:]) for x in op.inputs]
+    parts = tf.split(total, tf.stack(widths), axis=1, num=len(widths))
+    return [tf.reshape(p, tf.shape(x)) for p, x in zip(parts, op.inputs, strict=True)]

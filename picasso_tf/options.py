@@ -18,6 +18,8 @@ class Options:
       max_pack_volume: bytes of rows that one packed lookup or update may handle
         per step; heavier packs are cut. Volumes are estimated from static
         shapes, with 1,024 ids where the batch size is unknown.
+      exact: leave alone what packs would not compute to the bit as TensorFlow
+        does: dot interactions, whose sums are rounded in another order.
       strict: raise instead of warning when a pass fails, and when a graph was
         rewritten but none of its packs was ever created. For tests.
 
@@ -29,6 +31,7 @@ class Options:
 
     exclude: tuple[str, ...] = ()
     max_pack_volume: int = 256 * 1024 * 1024
+    exact: bool = False
     strict: bool = False
 
     def __post_init__(self):

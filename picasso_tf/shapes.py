@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SAME_SHAPE = FORWARDING | {
     *("Cast", "Neg", "ZerosLike", "OnesLike", "Relu", "Enter", "Switch"),
     *("Sqrt", "Rsqrt", "Square", "Exp", "Log", "Abs", "Sign", "LogicalNot"),
+    *("BiasAdd", "Tanh", "Sigmoid", "Relu6", "Elu", "Selu", "LeakyRelu", "Softplus"),
 }
 # What passes on the sizes that a vector holds.
 _MOVED_SIZES = FORWARDING | {"Cast"}
@@ -98,6 +99,8 @@ def infer_shape(view: GraphView, tensor: Tensor) -> Shape | None:
         return shape_value(view, first if op == "Fill" else node.inputs[2])
     if op in ("Pack", "ConcatV2"):
         return _joined(view, node)
+    if op == "MatMul":
+        return _product(view, node)
     if op in ("Shape", "VariableShape"):
         of = view.shape(first) if op == "Shape" else view.table(first).shape
         return None if of is None else (len(of),)
@@ -128,6 +131,17 @@ def _reduced(view: GraphView, node: Node) -> Shape | None:
     if node.attr("keep_dims", False):
         return tuple(1 if i in gone else size for i, size in enumerate(shape))
     return tuple(size for i, size in enumerate(shape) if i not in gone)
+
+
+def _product(view: GraphView, node: Node) -> Shape | None:
+    """Of the product of two matrices."""
+    rows, columns = map(view.shape, node.inputs[:2])
+    if rows is None or columns is None or len(rows) != 2 or len(columns) != 2:
+        return None
+    return (
+        rows[int(node.attr("transpose_a", False))],
+        columns[int(not node.attr("transpose_b", False))],
+    )
 
 
 def _times_column(view: GraphView, node: Node) -> Shape | None:

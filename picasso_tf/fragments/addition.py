@@ -14,6 +14,7 @@ _FRESH = frozenset(
         *("Add", "AddN", "AddV2", "Sub", "Mul", "RealDiv", "DivNoNan", "Neg"),
         *("Abs", "Square", "Sqrt", "Rsqrt", "Exp", "Log", "Maximum", "Minimum", "Pow"),
         *("Select", "SelectV2", "Sum", "Mean", "Tile", "BiasAddGrad", "Sigmoid"),
+        *("StridedSliceGrad", "PicassoPackedSliceSum"),
         *("ReluGrad", "SigmoidGrad", "TanhGrad", "SqrtGrad", "RsqrtGrad"),
         *("MatMul", "BatchMatMulV2", "_FusedMatMul", "_MklMatMul"),
         *("_MklNativeFusedMatMul", "_MklBatchMatMulV2"),

@@ -8,17 +8,28 @@ from picasso_tf.passes.merge_reads import MergeReads
 from picasso_tf.passes.order_sums import OrderSums
 from picasso_tf.passes.pack_dense import PackDense
 from picasso_tf.passes.pack_handles import PackHandles
+from picasso_tf.passes.pack_interactions import PackInteractions
 from picasso_tf.passes.pack_kernels import PackKernels, PackLateKernels, PackPools
 from picasso_tf.passes.pack_l2_losses import PackL2Losses
 from picasso_tf.passes.pack_lookups import PackLookups
 from picasso_tf.passes.pack_rows import PackRows
 from picasso_tf.passes.pack_segment_sums import PackSegmentSums
+from picasso_tf.passes.pack_slice_sums import PackSliceSums
 from picasso_tf.passes.pack_updates import PackLateUpdates, PackUpdates
+from picasso_tf.passes.split_fields import SplitFields
 
 # Updates first: they stop reading the shapes of single lookups, which the
 # lookups' pass would otherwise have to provide. What prepares ids before lookups,
 # which then find the same ids in the same tensor.
-PASSES: tuple[type[Pass], ...] = (PackUpdates, PackKernels, PackLookups)
+# Interactions before lookups, which may then join their rows for them, and hide how
+# many there are.
+PASSES: tuple[type[Pass], ...] = (
+    PackUpdates,
+    PackKernels,
+    PackInteractions,
+    PackLookups,
+    SplitFields,
+)
 
 # Those that run behind TensorFlow's own optimizers, which regroup arithmetic: what
 # takes over float operations has to see those that TensorFlow would run.
@@ -29,6 +40,7 @@ PASSES_AFTER: tuple[type[Pass], ...] = (
     DropResults,
     PackLateUpdates,
     PackSegmentSums,
+    PackSliceSums,
     PackL2Losses,
     PackDense,
     PackRows,
