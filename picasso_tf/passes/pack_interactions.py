@@ -78,7 +78,7 @@ def _pack(edits: Edits, dot: DotInteraction) -> list[Pack]:
     )
     edits.replace_tensor((dot.last.name, 0), (name, 0))
     edits.remove(dot.last.name, waits_for=name)
-    detail = f"{dot.fields} fields of {dot.dim}"
+    detail = f"{dot.fields} fields of {dot.dim}, not to the bit"
     packs = [Pack(name, "dot interaction", (dot.node.name,), 0, 0, detail)]
     if dot.grad is None:
         return packs
