@@ -132,12 +132,6 @@ class StepCase:
         return (STOCK, NO_META, XLA, OURS)
 
     @property
-    def loss_tolerance(self) -> float:
-        """By which losses may differ from stock's, relatively: dot products of fields
-        are summed in another order than stock's."""
-        return 1e-5 if self.workload.model == "dlrm" else 0.0
-
-    @property
     def needs(self) -> str:
         """What it runs with; empty: any TensorFlow."""
         if self.way == ESTIMATOR:

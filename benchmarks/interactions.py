@@ -71,7 +71,7 @@ def _sessions(dim: int) -> list[Callable[[], None]]:
         config = tf1.ConfigProto(intra_op_parallelism_threads=THREADS)
         config.inter_op_parallelism_threads = THREADS
         if ours:
-            options = picasso_tf.Options(strict=True)
+            options = picasso_tf.Options(strict=True, exact=False)
             config = picasso_tf.session_config(config, options)
         session = tf1.Session(graph=graph, config=config)
         session.run(init)

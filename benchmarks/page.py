@@ -63,9 +63,8 @@ what else the machine does is shared. A time is the median over the rounds of a 
 median step, with quartiles; "x stock" is the median, with quartiles, of how many times
 as fast as stock's block of the same round it was; "x best other", in the row of
 picasso_tf, the same of the fastest block that stock, stock without the meta optimizer
-or XLA had in the round. Losses of picasso_tf equal stock's in every step, bit by bit
-(DLRM: to 1e-5, since dot products of fields are summed in another order), or the run
-fails. Figures of different runs are not to be compared: the machine changes.
+or XLA had in the round. Losses of picasso_tf equal stock's in every step, bit by bit,
+or the run fails. Figures of different runs are not to be compared: the machine changes.
 
 - Workloads: W26 is 26 tables of 10,000 x 16, batch 512; W200 200 of 2,000 x 16, 512;
   W1000 1,000 of 1,000 x 8, 256; BIG26 26 of 1,000,000 x 16, 2,048. Ids are Zipf 1.2,

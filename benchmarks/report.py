@@ -114,7 +114,7 @@ def problems(case: Case, runs: Mapping[str, Run]) -> list[str]:
     if ours.failure:
         return [f"{name}: {OURS} failed: {ours.failure}"]
     found = []
-    if not _same_losses(case, ours.losses, stock.losses):
+    if ours.losses != stock.losses:
         found.append(f"{name}: losses differ from stock's")
     if ours.figures.get("digest") != stock.figures.get("digest"):
         found.append(f"{name}: results differ from stock's")
@@ -123,14 +123,6 @@ def problems(case: Case, runs: Mapping[str, Run]) -> list[str]:
         if there is not None and abs(there - here) > 1e-4 * abs(here):
             found.append(f"{name}: {other.contender} computes {there}, stock {here}")
     return found
-
-
-def _same_losses(case: Case, ours: Sequence[float], stock: Sequence[float]) -> bool:
-    tolerance = getattr(case, "loss_tolerance", 0.0)
-    return len(ours) == len(stock) and all(
-        a == b or abs(a - b) <= tolerance * abs(b)
-        for a, b in zip(ours, stock, strict=True)
-    )
 
 
 # -- Markdown ---------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from graphs import STRICT, run
+from graphs import run
 
 import picasso_tf
+
+STRICT = picasso_tf.Options(strict=True, exact=False)
 
 tf1 = tf.compat.v1
 

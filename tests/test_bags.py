@@ -240,6 +240,24 @@ def test_types(dtype, safe, weighted):
     check_training(forms, shared=True)
 
 
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_denormals(combiner):
+    """TensorFlow copies the row of a bag of one, and its threads take denormals for
+    zero where they compute."""
+
+    def build():
+        values = np.full([ROWS, 11], 1e-40, np.float32)
+        values[::2] = 1.5
+        table = make_table("t", values)
+        ids = tf1.sparse_placeholder(tf.int64, [None, None])
+        rows = tf.nn.safe_embedding_lookup_sparse(table, ids, None, combiner)
+        lengths = [1] * 8 + [2] * 8 + [0, 1, 3, 12]
+        bag, rng = Bag(Form(), ids, None, rows), np.random.default_rng(4)
+        return [rows], [bag.form.feed(bag, rng, lengths)]
+
+    check(case_of(build))
+
+
 def test_ten_steps():
     """Long enough for a wrong order of sums to show."""
 

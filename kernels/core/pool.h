@@ -197,8 +197,7 @@ class Pooler {
     std::memset(static_cast<void*>(to), 0, dim_ * sizeof(T));
   }
 
-  // Without a branch on how many, which nobody could foretell: -0 is what
-  // changes no sum, 1 no product.
+  // Without a branch on how many, which nobody could foretell.
   void PoolFew(int64_t from, int64_t count, bool zero, T* to) const {
     const int64_t* const ids = plan_.ids() + from;
     const T* const first = zero ? zero_ : table_ + ids[0] * dim_;
@@ -209,11 +208,17 @@ class Pooler {
     using P = typename packet_traits<T>::type;
     constexpr int64_t kSize = packet_traits<T>::size;
     int64_t j = 0;
+    // One row is copied: where denormals count as zero, a sum would lose them.
+    const bool two = count == 2;
+    const P of_two = pcmp_eq(pset1<P>(T(two)), pset1<P>(T(1)));
     for (; j + kSize <= dim_; j += kSize) {
-      const P sum = padd(ploadu<P>(first + j), ploadu<P>(second + j));
-      pstoreu(to + j, pmul(sum, pset1<P>(factor)));
+      const P row = ploadu<P>(first + j);
+      const P sum = padd(row, ploadu<P>(second + j));
+      pstoreu(to + j, pselect(of_two, pmul(sum, pset1<P>(factor)), row));
     }
-    for (; j < dim_; ++j) to[j] = (first[j] + second[j]) * factor;
+    for (; j < dim_; ++j) {
+      to[j] = two ? (first[j] + second[j]) * factor : first[j];
+    }
   }
 
   const BagPlan& plan_;

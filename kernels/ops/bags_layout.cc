@@ -209,7 +209,9 @@ Status BagsLayout::Make(OpKernelContext* ctx, int first,
     return tensorflow::OkStatus();
   }
   std::vector<Tensor> inputs;
-  for (int k = 0; k < ctx->num_inputs(); ++k) {
+  // Ids and what makes them bags: no plan points into what comes behind, which
+  // others may want to write in place.
+  for (int k = 0; k < first + sources_; ++k) {
     // Of the variables' handles nothing is read here.
     if (ctx->input_dtype(k) == tensorflow::DT_RESOURCE) continue;
     inputs.push_back(ctx->input(k));

@@ -71,6 +71,7 @@ class _Kept:
     chosen: Tensor  # the indices, or the condition
     mask: np.ndarray
     full: bool
+    place: int = 1  # of the products among a Select's inputs
 
 
 def match_dot_interaction(view: GraphView, node: Node) -> DotInteraction | str | None:
@@ -102,7 +103,7 @@ def match_dot_interaction(view: GraphView, node: Node) -> DotInteraction | str |
         return "it keeps other products than those below the diagonal"
     if kept.last.device != node.device:
         return "it is spread over devices"
-    grad = _find_grad(view, node, joined, kept)
+    grad = _find_grad(view, node, joined, kept, fields * dim)
     replaced = [kept.last, *([grad.last] if grad else [])]
     dead = dead_with(view, replaced)
     if node.name not in dead and grad:
@@ -281,7 +282,7 @@ def _find_selected(
     kept = mask.value != 0 if position == 1 else mask.value == 0
     last = _rows(view, select, fields * fields)
     condition = view.skip(select.inputs[0], FORWARDING)
-    return last and _Kept(last, condition, kept, True)
+    return last and _Kept(last, condition, kept, True, position)
 
 
 def _only_reader(view: GraphView, node: Node, op: str) -> Node | None:
@@ -308,7 +309,7 @@ def _rows(view: GraphView, node: Node, width: int) -> Node | None:
 # -- the gradient -----------------------------------------------------------
 
 
-def _find_grad(view: GraphView, node: Node, joined: Tensor, kept: _Kept):
+def _find_grad(view: GraphView, node: Node, joined: Tensor, kept: _Kept, width: int):
     """The gradient of the fields; None if there is none, or it is not known."""
     pairs: dict[Tensor, dict[bool, Node]] = {}
     for name in _aliases(view, joined):
@@ -327,7 +328,11 @@ def _find_grad(view: GraphView, node: Node, joined: Tensor, kept: _Kept):
         if source is None or total is None:
             continue
         flat = _only_reader(view, total, "Reshape")
-        if flat is not None and _makes_rows(view, flat, joined):
+        if (
+            flat is not None
+            and flat.device == node.device
+            and _makes_rows(view, flat, joined, width)
+        ):
             return DotGrad(source, flat, True, ())
         return DotGrad(source, total, False, ())
     return None
@@ -352,9 +357,7 @@ def _of_kept(view: GraphView, node: Node, grad: Tensor, kept: _Kept) -> Tensor |
             return None
         if view.skip(select.inputs[0], FORWARDING) != kept.chosen:
             return None
-        own, other = select.inputs[1:]
-        if not _is_zero(view, other):
-            own, other = other, own
+        own, other = select.inputs[kept.place], select.inputs[3 - kept.place]
         return _before(view, own, ("Reshape",)) if _is_zero(view, other) else None
     made = _before(view, grad, ("Reshape",))
     spread = view.producer(made)
@@ -420,16 +423,18 @@ def _added(view: GraphView, node: Node) -> Node | None:
         node = reader
 
 
-def _makes_rows(view: GraphView, reshape: Node, joined: Tensor) -> bool:
+def _makes_rows(view: GraphView, reshape: Node, joined: Tensor, width: int) -> bool:
     """Whether it gives the gradient the shape that the fields had before they were
-    a Reshape: [batch, fields * dim]."""
+    a Reshape: [batch, width]."""
     source = view.producer(joined)
     if source is None or source.op != "Reshape":
         return False
     of = view.shape(source.inputs[0])
+    if of is None or len(of) != 2 or of[1] != width:
+        return False
     sizes = _sizes(view, reshape.inputs[1])
     if sizes is not None:
-        return of is not None and len(sizes) == 2 and sizes[1] == of[1]
+        return len(sizes) == 2 and sizes[1] == of[1]
     shape = view.producer(reshape.inputs[1])
     return (
         shape is not None

@@ -53,6 +53,8 @@ def find_mask(view: GraphView, tensor: Tensor, product: Tensor, fields: int):
         return of and Mask(filled(of.value), of.batched)
     if op == "Fill":
         return _filled(view, node, product, fields)
+    if op not in _PAIRWISE and op not in ("MatrixBandPart", "Cast", "LogicalNot"):
+        return None  # not to walk on through all that a model computes
     found = [find_mask(view, each, product, fields) for each in inputs]
     if any(mask is None for mask in found):
         return None
@@ -80,7 +82,9 @@ def _constant(view: GraphView, tensor: Tensor, fields: int) -> Mask | None:
         return Mask(value, False)
     if value.ndim != 3 or value.shape[1:] != (fields, fields) or not len(value):
         return None
-    return Mask(value[0], True) if (value == value[:1]).all() else None
+    # A mask for the one example of a batch of any size is not that of each.
+    same = (value == value[:1]).all()
+    return Mask(value[0], len(value) > 1) if same else None
 
 
 def _filled(view: GraphView, node: Node, product: Tensor, fields: int) -> Mask | None:
@@ -92,7 +96,7 @@ def _filled(view: GraphView, node: Node, product: Tensor, fields: int) -> Mask |
     if sizes is not None:
         if sizes[-2:] != [fields, fields] or len(sizes) > 3:
             return None
-        return Mask(matrix, len(sizes) == 3)
+        return Mask(matrix, len(sizes) == 3 and sizes[0] != 1)
     shape = view.producer(node.inputs[0])
     if shape is None or shape.op != "Shape":
         return None

@@ -4,6 +4,7 @@ for one slice each."""
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tensorflow.python.framework import dtypes
 
@@ -12,6 +13,7 @@ from picasso_tf.graph import GraphView
 from picasso_tf.node import Node, Shape, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
+_LONGEST = 4096
 WHOLE = -1  # length: all of the axis
 FLAT = -1  # axis: of the flat tensor
 
@@ -63,12 +65,22 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
     axes = {axis for axis, _ in found if axis is not None}
     if len(axes) != 1:
         return "it sums slices along several axes, or of unknown size"
+    if not _is_short(view, slices[0], *axes):
+        return "it sums slices along an axis that is long, or of unknown size"
     controls = {*node.controls, *(c for grad in slices for c in grad.controls)}
     return SliceSum(
         *(node, node.attr("T"), slices[0].inputs[0], axes.pop()),
         tuple(part for _, part in found),
         tuple(sorted(controls)),
     )
+
+
+def _is_short(view: GraphView, grad: Node, axis: int) -> bool:
+    """The kernel plans anew what goes to each place of the axis."""
+    shape = _shape_of(view, grad)
+    if shape is None or (None in shape if axis == FLAT else shape[axis] is None):
+        return False
+    return (math.prod(shape) if axis == FLAT else shape[axis]) <= _LONGEST
 
 
 def _is_own(view: GraphView, node: Node, tensor: Tensor) -> bool:
@@ -91,7 +103,7 @@ def _match_part(view: GraphView, node: Node, tensor: Tensor) -> tuple[int | None
         return whole
     grad = view.producer(tensor)
     ranges = _ranges(view, grad)
-    if ranges is None:
+    if ranges is None or not all(map(view.waits_for_nobody, grad.inputs[1:4])):
         return whole
     cut = [d for d, span in enumerate(ranges) if span is not None]
     slice_grad = grad.inputs[4]

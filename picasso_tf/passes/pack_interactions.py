@@ -11,7 +11,7 @@ from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import Pass, PassResult, add_pack, keeps_guard
 from picasso_tf.report import Pack
 
-_EXACT = "its sums would be rounded in another order, but Options.exact is set"
+_EXACT = "its sums would be rounded in another order; Options(exact=False) packs it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,18 @@ class PackInteractions(Pass):
                 matched = _EXACT
             if isinstance(matched, DotInteraction):
                 matched = _without_guards(view, matched)
+            if isinstance(matched, DotInteraction) and _is_taken(edits, matched):
+                matched = "another interaction has the same gradient"
             if isinstance(matched, str):
                 result.skip(node, matched)
             else:
                 result.packs.extend(_pack(edits, matched))
         result.apply(edits)
         return result
+
+
+def _is_taken(edits: Edits, dot: DotInteraction) -> bool:
+    return dot.grad is not None and edits.is_replaced((dot.grad.last.name, 0))
 
 
 def _without_guards(view: GraphView, dot: DotInteraction) -> DotInteraction | str:

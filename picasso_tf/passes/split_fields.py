@@ -52,6 +52,10 @@ def _parts(view: GraphView, node: Node, inputs) -> tuple[Tensor, ...] | None:
         if reader.op not in _FIRST and reader.op not in _SHAPE_ONLY:
             return None
     if joined.op == "Pack":
+        # All have one shape, so one that is known tells.
+        shapes = [shape for shape in map(view.shape, joined.inputs) if shape]
+        if not shapes or len(shapes[0]) != 2 or shapes[0][1] != node.attr("dim"):
+            return None
         return joined.inputs if joined.attr("axis", 0) in (1, -2) else None
     if joined.op != "ConcatV2":
         return None
