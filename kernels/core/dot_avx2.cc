@@ -8,36 +8,6 @@
 namespace picasso {
 namespace dot_avx2 {
 
-struct Float8 {
-  typedef float T;
-  static constexpr int kLanes = 8;
-  typedef float V __attribute__((vector_size(32)));
-  typedef int32_t Mask __attribute__((vector_size(32)));
-  static inline V Set(T x) { return _mm256_set1_ps(x); }
-  static inline V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-  static inline V Low(V a, V b) {
-    return __builtin_shuffle(a, b, Mask{0, 8, 1, 9, 2, 10, 3, 11});
-  }
-  static inline V High(V a, V b) {
-    return __builtin_shuffle(a, b, Mask{4, 12, 5, 13, 6, 14, 7, 15});
-  }
-};
-
-struct Double4 {
-  typedef double T;
-  static constexpr int kLanes = 4;
-  typedef double V __attribute__((vector_size(32)));
-  typedef int64_t Mask __attribute__((vector_size(32)));
-  static inline V Set(T x) { return _mm256_set1_pd(x); }
-  static inline V Fma(V a, V b, V c) { return _mm256_fmadd_pd(a, b, c); }
-  static inline V Low(V a, V b) {
-    return __builtin_shuffle(a, b, Mask{0, 4, 1, 5});
-  }
-  static inline V High(V a, V b) {
-    return __builtin_shuffle(a, b, Mask{2, 6, 3, 7});
-  }
-};
-
 #include "kernels/core/dot_impl.h"
 
 extern const DotKernels kKernels = {"avx2", ForwardLoop<Float8>,

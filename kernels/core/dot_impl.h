@@ -1,7 +1,10 @@
 // The loops of dot_interaction.h; included into a namespace by one .cc file per
-// instruction set, behind its vectors: types with T, V, kLanes, Set, Fma, Low
-// and High. Nothing of the standard library may be used here: a function of it
-// compiled for one instruction set could be linked for all.
+// instruction set. Vectors are types with T, V, kLanes, Set, Fma, Low and High:
+// those of 32 bytes, and what the file defines besides. Nothing of the standard
+// library may be used here: a function of it compiled for one instruction set
+// could be linked for all.
+
+#include "kernels/core/dot_vectors.h"
 
 constexpr int kRows = 8;  // of the output, computed at once
 

@@ -111,19 +111,17 @@ def match_dot_interaction(view: GraphView, node: Node) -> DotInteraction | str |
         return "its products are read by others, too"
     if node.name not in dead:
         return "its products, or their shape, are read by others, too"
-    controls = _controls(view, dead, kept.last, node)
+    controls = _controls(view, dead, kept.last)
     if grad:
-        grad = dataclasses.replace(
-            grad, controls=_controls(view, dead, grad.last, node)
-        )
+        grad = dataclasses.replace(grad, controls=_controls(view, dead, grad.last))
     return DotInteraction(
         *(node, kept.last, node.attr("T"), source, fields, dim),
         *(self_interaction, kept.full, controls, grad),
     )
 
 
-def _controls(view: GraphView, dead: set[str], last: Node, product: Node):
-    """What the nodes between the fields and `last` wait for, other than each other."""
+def _controls(view: GraphView, dead: set[str], last: Node):
+    """What `last`, and what is needed for it alone, wait for, other than each other."""
     controls: set[str] = set()
     seen: set[str] = set()
     pending = [last.name]
