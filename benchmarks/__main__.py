@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from benchmarks import about, cases, data, fbgemm_env, page, report
-from benchmarks.cases import DENSE, Case, KernelCase, StepCase
+from benchmarks.cases import DENSE, Case, KernelCase, StepCase, ZooCase
 from benchmarks.race import QUICK, ROOT, Failed, Job, Pace, race
 
 DOCS = ROOT / "docs"
@@ -35,8 +35,11 @@ def reason_to_skip(case: Case, version: str) -> str:
         return ""
     if case.needs and not version.startswith("2.15."):
         return f"needs {case.needs}"
-    if case.workload.model == "deepfm" and not importlib.util.find_spec("deepctr"):
+    deepctr = isinstance(case, ZooCase) or case.workload.model == "deepfm"
+    if deepctr and not importlib.util.find_spec("deepctr"):
         return f"needs {case.needs}"
+    if isinstance(case, ZooCase):
+        return ""
     # An Estimator initializes all variables at once: their values are there twice.
     times = 2.2 if case.way == cases.ESTIMATOR else 1.2
     with_tables = [name for name in case.contenders if name != DENSE]
@@ -59,6 +62,8 @@ def jobs_of(case: Case, fbgemm: pathlib.Path | None) -> list[Job]:
         message = {"case": dataclasses.asdict(case), "contender": contender}
         if isinstance(case, StepCase):
             jobs.append(Job(contender, "benchmarks.steps", message))
+        elif isinstance(case, ZooCase):
+            jobs.append(Job(contender, "benchmarks.zoo_steps", message))
         elif contender in (cases.FBGEMM, cases.FBGEMM_1):
             if fbgemm:
                 job = Job(contender, "benchmarks.fbgemm", message, str(fbgemm))

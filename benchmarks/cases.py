@@ -20,7 +20,7 @@ COPY = "copy (limit)"
 PLAIN = "plain"
 SPARSE = "safe-sparse"
 SESSION, KERAS, ESTIMATOR = "session", "keras", "estimator"
-STEPS, KERNELS, SCALING = "steps", "kernels", "scaling"
+STEPS, KERNELS, SCALING, ZOO = "steps", "kernels", "scaling", "zoo"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,13 +222,56 @@ class KernelCase:
         return cls(**values)
 
 
-Case = StepCase | KernelCase
+@dataclasses.dataclass(frozen=True)
+class ZooCase:
+    """Training steps of one of DeepCTR's models, with its default settings, by a
+    `tf.function` over one batch: without Keras' own loop.
+
+    Attributes:
+      model: its name there. Models of sequences have few fields, and short histories.
+      fields, rows, dim: sparse fields, the rows of each one's table, and their width.
+      experts, tasks: of MMOE; 0: as the other models of several tasks.
+    """
+
+    model: str
+    fields: int = 26
+    rows: int = 1_000
+    dim: int = 8
+    batch: int = 512
+    experts: int = 0
+    tasks: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        name = self.model
+        if self.experts:
+            name += f"-{self.experts}experts-{self.tasks}tasks"
+        return {"group": ZOO, "case": name}
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        return (STOCK, OURS)
+
+    @property
+    def needs(self) -> str:
+        return "TensorFlow 2.15 and DeepCTR, which is for Keras 2"
+
+    @classmethod
+    def from_dict(cls, values: dict) -> ZooCase:
+        return cls(**values)
+
+
+Case = StepCase | KernelCase | ZooCase
 
 # -- all of them ------------------------------------------------------------------
 
 DIMS = (4, 8, 16, 32, 64, 128)
 SIZES = (1, 32, 1024)  # MiB: for L2, for L3, for neither
 EXPONENTS = (0.0, 1.05, 1.2)
+ZOO_MODELS = (
+    "WDL DeepFM FNN NFM DCN DCNMix xDeepFM AutoInt PNN AFM CCPM IFM DIFM MLR FLEN EDCN "
+    "FGCNN FiBiNET ONN FwFM DeepFEFM DIN BST DSIN SharedBottom ESMM MMOE PLE"
+).split()
 BAGS = tuple(itertools.product((1, 5, 20), ("fixed", "zipf")))
 
 
@@ -288,6 +331,12 @@ def scaling_cases() -> list[StepCase]:
     return cases
 
 
+def zoo_cases() -> list[ZooCase]:
+    """All that stock TensorFlow 2.15 can train: not DIEN."""
+    cases = [ZooCase(model) for model in ZOO_MODELS]
+    return [*cases, ZooCase("MMOE", experts=16, tasks=8)]
+
+
 def quick_cases() -> list[Case]:
     """For everyday use: under a minute, together."""
     return [
@@ -298,7 +347,7 @@ def quick_cases() -> list[Case]:
 
 
 def all_cases(cross: bool = False) -> list[Case]:
-    return [*step_cases(), *kernel_cases(cross), *scaling_cases()]
+    return [*step_cases(), *kernel_cases(cross), *scaling_cases(), *zoo_cases()]
 
 
 def select(cases: Sequence[Case], words: Iterable[str]) -> list[Case]:

@@ -17,6 +17,7 @@ from benchmarks.cases import (
     STEPS,
     STOCK,
     XLA,
+    ZOO,
     Case,
 )
 from benchmarks.race import Run
@@ -159,7 +160,7 @@ def markdown(results: Sequence[Result]) -> str:
 def sections(results: Sequence[Result]) -> dict[str, str]:
     """By group, its table, and what has no figures."""
     found = {}
-    tables = {STEPS: _steps, SCALING: _scaling}
+    tables = {STEPS: _steps, SCALING: _scaling, ZOO: _zoo}
     for group in dict.fromkeys(result.labels["group"] for result in results):
         chosen = [r for r in results if r.labels["group"] == group]
         measured = [r for r in chosen if r.step_ms or r.contender != ALL]
@@ -219,6 +220,45 @@ def _scaling(results: Sequence[Result]) -> str:
             for result in results
         ],
     )
+
+
+def _zoo(results: Sequence[Result]) -> str:
+    head = (
+        "model", "stock ms", "picasso_tf ms", "x stock",
+        "first step s, stock", "picasso_tf", "x stock", "ops in graph, stock",
+        "picasso_tf",
+    )  # fmt: skip
+    rows, steps, firsts = [], [], []
+    of_stock = {r.labels["case"]: r for r in results if r.contender == STOCK}
+    for own in results:
+        stock = of_stock.get(own.labels["case"])
+        if own.contender != OURS or not own.step_ms or not stock:
+            continue
+        first = stock.first_s / own.first_s
+        steps.append(own.to_stock)
+        firsts.append(first)
+        rows.append(
+            (
+                own.labels["case"],
+                spread(stock.step_ms, stock.quartiles_ms),
+                spread(own.step_ms, own.quartiles_ms),
+                spread(own.to_stock, own.to_stock_quartiles),
+                number(stock.first_s),
+                number(own.first_s),
+                number(first),
+                number(stock.ops_graph, 0),
+                number(own.ops_graph, 0),
+            )
+        )
+    text = table(head, rows)
+    if rows:
+        mean, median = statistics.geometric_mean(steps), statistics.median(steps)
+        text += (
+            f"\n\nTimes stock, of {len(rows)} models: geometric mean {mean:.2f}, "
+            f"median {median:.2f}, least {min(steps):.2f}; of the first step: "
+            f"geometric mean {statistics.geometric_mean(firsts):.2f}."
+        )
+    return text
 
 
 def _kernels(results: Sequence[Result]) -> str:

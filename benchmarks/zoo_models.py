@@ -45,6 +45,7 @@ class Clicks:
       dense: by feature, [rows] float64 from 0 to 1.
       labels: [rows] int64, 0 or 1.
       groups: of each field, for the models that know groups.
+      dim: of the fields' rows.
     """
 
     ids: Mapping[str, np.ndarray]
@@ -52,6 +53,7 @@ class Clicks:
     dense: Mapping[str, np.ndarray]
     labels: np.ndarray
     groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dim: int = DIM
 
     @property
     def features(self) -> dict[str, np.ndarray]:
@@ -90,6 +92,22 @@ def read_clicks(folder: pathlib.Path, sample: str) -> Clicks:
         dense={name: _scaled(columns[name]) for name in numbers},
         labels=np.array([int(value) for value in columns[label]]),
         groups=groups,
+    )
+
+
+def draw_clicks(
+    fields: int, rows: int, dim: int, examples: int, numbers: int = 13
+) -> Clicks:
+    """Of uniform ids, `rows` for each field, the fields in FLEN's three groups."""
+    random = np.random.default_rng(0)
+    names = [f"C{i}" for i in range(1, fields + 1)]
+    return Clicks(
+        ids={name: random.integers(0, rows, examples) for name in names},
+        sizes=dict.fromkeys(names, rows),
+        dense={f"I{i}": random.random(examples) for i in range(1, numbers + 1)},
+        labels=random.integers(0, 2, examples),
+        groups={name: list(AVAZU_GROUPS)[i % 3] for i, name in enumerate(names)},
+        dim=dim,
     )
 
 
@@ -136,7 +154,7 @@ def columns(clicks: Clicks) -> list:
         for name in clicks.ids
     ]
     sparse = [
-        SparseFeat(name, vocabulary_size=clicks.sizes[name], embedding_dim=DIM, **group)
+        SparseFeat(name, clicks.sizes[name], embedding_dim=clicks.dim, **group)
         for name, group in zip(clicks.ids, grouped, strict=True)
     ]
     return sparse + [DenseFeat(name, 1) for name in clicks.dense]
@@ -159,12 +177,20 @@ def click_model(name: str, clicks: Clicks) -> Feeding:
     return Feeding(model, clicks.features, [clicks.labels])
 
 
-def multi_task_model(name: str, clicks: Clicks) -> Feeding:
-    """A model of two tasks; the second label is drawn among the clicks."""
+def multi_task_model(name: str, clicks: Clicks, tasks: int = 2, **more) -> Feeding:
+    """A model of several tasks; labels other than the first are drawn among the
+    clicks."""
     given = columns(dataclasses.replace(clicks, groups={}))
-    model = getattr(deepctr.models, name)(given)
-    bought = clicks.labels * np.random.default_rng(1).integers(0, 2, len(clicks.labels))
-    return Feeding(model, clicks.features, [clicks.labels, bought])
+    if tasks != 2:
+        more |= {"task_types": ["binary"] * tasks}
+        more |= {"task_names": [f"task{i}" for i in range(tasks)]}
+    model = getattr(deepctr.models, name)(given, **more)
+    random = np.random.default_rng(1)
+    others = [
+        clicks.labels * random.integers(0, 2, len(clicks.labels))
+        for _ in range(tasks - 1)
+    ]
+    return Feeding(model, clicks.features, [clicks.labels, *others])
 
 
 # -- models of sequences, on generated histories -------------------------------
