@@ -59,6 +59,44 @@ def test_pairs_of_fields(fields, batch, dtype):
     assert "StridedSliceGrad" not in left
 
 
+def large_sums(fields, batch):
+    """The gradient of products of pairs, large enough for TensorFlow's memory optimizer
+    to add it up in a TemporaryVariable. All values are whole numbers: chance, which
+    decides there in which order, makes no difference."""
+    graph = tf.Graph()
+    with graph.as_default():
+        random = np.random.default_rng(3)
+        value = random.integers(-3, 4, [batch, fields, 8]).astype(np.float32)
+        x = tf1.get_variable("x", initializer=value, use_resource=True)
+        rows = x.read_value() * 1
+        products = [
+            tf.squeeze(rows[:, i : i + 1], 1) * tf.squeeze(rows[:, j : j + 1], 1)
+            for i, j in itertools.combinations(range(fields), 2)
+        ]
+        (grad,) = tf1.gradients(tf.add_n(products), [rows])
+        fetches = [tf.reduce_sum(grad, 0)]  # a sum that is fetched stays an AddN
+    return graph, fetches
+
+
+def executed_ops(graph, fetches, config=None):
+    options = tf1.RunOptions(output_partition_graphs=True)
+    metadata = tf1.RunMetadata()
+    with tf1.Session(graph=graph, config=config) as session, graph.as_default():
+        session.run(tf1.global_variables_initializer())
+        session.run(fetches, options=options, run_metadata=metadata)
+    return {node.op for part in metadata.partition_graphs for node in part.node}
+
+
+def test_sums_of_the_memory_optimizer():
+    graph, fetches = large_sums(26, 512)
+    assert "TemporaryVariable" in executed_ops(graph, fetches)
+    ours, stock, packs = run_both(graph, fetches)
+    assert_same(ours, stock)
+    assert kinds(packs) == [KIND], str(picasso_tf.last_report())
+    left = executed_ops(graph, fetches, picasso_tf.session_config(options=STRICT))
+    assert not left & {"TemporaryVariable", "Assign", "AssignAdd", "StridedSliceGrad"}
+
+
 CUTS = {
     "columns": lambda x: [x[:, i] for i in range(4)],
     "from the end": lambda x: [x[:, -1], x[:, -3:-1], x[:, 1:]],

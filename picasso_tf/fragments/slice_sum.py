@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tensorflow.python.framework import dtypes
 
@@ -14,6 +16,7 @@ from picasso_tf.node import Node, Shape, Tensor
 
 _TYPES = frozenset({dtypes.float32, dtypes.float64, dtypes.half, dtypes.bfloat16})
 _LONGEST = 4096
+SUMS = ("AddN", "DestroyTemporaryVariable")
 WHOLE = -1  # length: all of the axis
 FLAT = -1  # axis: of the flat tensor
 
@@ -32,11 +35,12 @@ class SliceSum:
     """A sum of slices.
 
     Attributes:
-      node: the AddN.
+      node: the AddN, or what TensorFlow's memory optimizer made of it.
       shape: tensor that holds the shape of the sum.
       axis: along which all parts are cut.
       parts: in the order in which AddN adds them.
       controls: names of nodes to wait for.
+      replaced: names of all nodes whose work it is, `node` among them.
     """
 
     node: Node
@@ -45,12 +49,24 @@ class SliceSum:
     axis: int
     parts: tuple[Part, ...]
     controls: tuple[str, ...]
+    replaced: tuple[str, ...]
 
 
 def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
-    """The sum, or the reason why it is left alone; None: it sums no slices."""
+    """The sum, or the reason why it is left alone; None: it sums no slices.
+
+    Of `node`, an op of SUMS.
+    """
+    if node.op == "AddN":
+        summed: _Summed | None = _Summed(node.inputs, node.controls, (node.name,))
+    else:
+        summed = _find_accumulated(view, node)
+    if summed is None:
+        return None
     slices = [
-        view.producer(tensor) for tensor in node.inputs if _is_own(view, node, tensor)
+        view.producer(tensor)
+        for tensor in summed.operands
+        if _is_own(view, node, tensor, summed.nodes)
     ]
     if len(slices) < 2 or node.name in view.feeds:
         return None
@@ -58,21 +74,70 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
         return "a sum of slices of another type"
     if "GPU" in node.device.upper():
         return "the sum is on a GPU, and packed sums have no GPU kernel yet"
-    operands = order_of_addition(view, node)
+    operands: Sequence[Tensor] | None = summed.operands
+    if node.op == "AddN":
+        operands = order_of_addition(view, node)
     if operands is None:
         return "chance decides in which order AddN adds these"
-    found = [_match_part(view, node, tensor) for tensor in operands]
+    found = [_match_part(view, node, tensor, summed.nodes) for tensor in operands]
     axes = {axis for axis, _ in found if axis is not None}
     if len(axes) != 1:
         return "it sums slices along several axes, or of unknown size"
     if not _is_short(view, slices[0], *axes):
         return "it sums slices along an axis that is long, or of unknown size"
-    controls = {*node.controls, *(c for grad in slices for c in grad.controls)}
+    controls = {*summed.controls, *(c for grad in slices for c in grad.controls)}
     return SliceSum(
         *(node, node.attr("T"), slices[0].inputs[0], axes.pop()),
         tuple(part for _, part in found),
         tuple(sorted(controls)),
+        summed.nodes,
     )
+
+
+class _Summed(NamedTuple):
+    """What is added, what waits for whom, and the nodes that do it."""
+
+    operands: Sequence[Tensor]
+    controls: Sequence[str]
+    nodes: tuple[str, ...]
+
+
+def _find_accumulated(view: GraphView, node: Node) -> _Summed | None:
+    """The sum that TensorFlow's memory optimizer makes of an AddN of large tensors:
+    zeros in a TemporaryVariable, to which each summand is added as soon as it is there.
+
+    Chance decides there in which order: any is as good, and we keep to one.
+    """
+    start = view.producer(node.inputs[0])
+    if start is None or start.op != "Assign" or start.controls:
+        return None
+    variable, zeros = map(view.producer, start.inputs)
+    if variable is None or variable.op != "TemporaryVariable":
+        return None
+    if zeros is None or zeros.op != "Const" or zeros.constant().any():
+        return None
+    if any(len(view.consumers(tensor)) != 1 for tensor in start.inputs):
+        return None
+    readers = [reader for reader, _ in view.consumers((start.name, 0))]
+    steps = [reader for reader in readers if reader.op == "AssignAdd"]
+    if len(steps) + 1 != len(readers) or node not in readers:
+        return None
+    if any(step.inputs[0] != (start.name, 0) for step in steps):
+        return None
+    waiting = {step.name for step in steps}
+    if not waiting.issubset(node.controls):
+        return None
+    made = (zeros.name, variable.name, start.name, *(step.name for step in steps))
+    for name in made:
+        if name in view.preserve or name in view.feeds:
+            return None
+        if any(reader is not node for reader in view.control_consumers(name)):
+            return None
+    # For which summand the variable waits is a matter of memory alone.
+    controls = {*node.controls, *(c for step in steps for c in step.controls)} - waiting
+    steps.sort(key=lambda step: step.index)
+    operands = [step.inputs[1] for step in steps]
+    return _Summed(operands, tuple(controls), (*made, node.name))
 
 
 def _is_short(view: GraphView, grad: Node, axis: int) -> bool:
@@ -83,7 +148,9 @@ def _is_short(view: GraphView, grad: Node, axis: int) -> bool:
     return (math.prod(shape) if axis == FLAT else shape[axis]) <= _LONGEST
 
 
-def _is_own(view: GraphView, node: Node, tensor: Tensor) -> bool:
+def _is_own(
+    view: GraphView, node: Node, tensor: Tensor, replaced: Sequence[str]
+) -> bool:
     """Whether it is the gradient of a slice, made for this sum alone."""
     grad = view.producer(tensor)
     return (
@@ -92,14 +159,18 @@ def _is_own(view: GraphView, node: Node, tensor: Tensor) -> bool:
         and grad.device == node.device
         and grad.name not in view.preserve
         and len(view.consumers(tensor)) == 1
-        and not view.control_consumers(grad.name)
+        and all(
+            reader.name in replaced for reader in view.control_consumers(grad.name)
+        )
     )
 
 
-def _match_part(view: GraphView, node: Node, tensor: Tensor) -> tuple[int | None, Part]:
+def _match_part(
+    view: GraphView, node: Node, tensor: Tensor, replaced: Sequence[str]
+) -> tuple[int | None, Part]:
     """(axis, part); the axis is None for a summand that is taken as a whole."""
     whole = (None, Part(tensor))
-    if not _is_own(view, node, tensor):
+    if not _is_own(view, node, tensor, replaced):
         return whole
     grad = view.producer(tensor)
     ranges = _ranges(view, grad)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from picasso_tf.edits import Edits
-from picasso_tf.fragments.slice_sum import SliceSum, match_slice_sum
+from picasso_tf.fragments.slice_sum import SUMS, SliceSum, match_slice_sum
 from picasso_tf.graph import GraphView
 from picasso_tf.passes.base import Pass, PassResult, add_pack, keeps_guard
 from picasso_tf.report import Pack
@@ -14,7 +14,7 @@ from picasso_tf.report import Pack
 
 @dataclasses.dataclass(frozen=True)
 class PackSliceSums(Pass):
-    """Replaces AddNs, and the StridedSliceGrads they add: each of these is a tensor of
+    """Replaces sums, and the StridedSliceGrads they add: each of these is a tensor of
     the size of all fields, and a loop over pairs of fields makes hundreds.
 
     It runs behind TensorFlow's own optimizers, which sort what AddN adds.
@@ -26,7 +26,7 @@ class PackSliceSums(Pass):
     def run(self, view: GraphView) -> PassResult:
         result = PassResult()
         edits = Edits(view)
-        for node in view.of_types(("AddN",)):
+        for node in view.of_types(SUMS):
             if not view.serves(node.name):
                 continue
             matched = match_slice_sum(view, node)
@@ -61,7 +61,8 @@ def _pack(view: GraphView, edits: Edits, matched: SliceSum) -> Pack:
         length=[part.length for part in parts],
     )
     edits.replace_tensor((node.name, 0), (name, 0))
-    edits.remove(node.name, waits_for=name)
+    for replaced in matched.replaced:
+        edits.remove(replaced, waits_for=name)
     return Pack(
         name, "slice sum", (node.name,), 0, 0, f"{len(parts)} slices of a tensor"
     )
