@@ -274,7 +274,11 @@ Case = StepCase | KernelCase | ZooCase
 DIMS = (4, 8, 16, 32, 64, 128)
 SIZES = (1, 32, 1024)  # MiB: for L2, for L3, for neither
 EXPONENTS = (0.0, 1.05, 1.2)
-ZOO_MODELS = ["WDL", "DeepFM", "FNN", "NFM", "DCN", "DCNMix", "xDeepFM", "AutoInt", "PNN", "AFM", "CCPM", "IFM", "DIFM", "MLR", "FLEN", "EDCN", "FGCNN", "FiBiNET", "ONN", "FwFM", "DeepFEFM", "DIN", "BST", "DSIN", "SharedBottom", "ESMM", "MMOE", "PLE"]
+ZOO_MODELS = (
+    "WDL", "DeepFM", "FNN", "NFM", "DCN", "DCNMix", "xDeepFM", "AutoInt", "PNN", "AFM",
+    "CCPM", "IFM", "DIFM", "MLR", "FLEN", "EDCN", "FGCNN", "FiBiNET", "ONN", "FwFM",
+    "DeepFEFM", "DIN", "BST", "DSIN", "SharedBottom", "ESMM", "MMOE", "PLE",
+)  # fmt: skip
 BAGS = tuple(itertools.product((1, 5, 20), ("fixed", "zipf")))
 
 

@@ -276,3 +276,32 @@ def test_a_contender_that_cannot_start_says_why(tmp_path):
     job = race.Job("stock", "benchmarks.no_such_module", {})
     with pytest.raises(race.Failed, match="no_such_module"):
         race.race([job], race.QUICK)
+
+
+def test_models_of_the_zoo_and_their_mean():
+    results, runs = [], {}
+    for model, seconds in (("WDL", 0.5), ("DCN", 2.0)):
+        for name, time in ((cases.STOCK, 1.0), (cases.OURS, seconds)):
+            run = Run(name, first_s=time, blocks=[[time]], losses=[1.0])
+            runs[name] = dataclasses.replace(run, figures={"ops_graph": 7})
+        case = cases.ZooCase(model)
+        assert report.problems(case, runs) == []
+        results += report.results_of(case, runs, {})
+    text = report.markdown(results)
+    assert "of 2 models: geometric mean 1.00, median 1.25, least 0.50" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "found"),
+    [
+        ("WDL", 1.00001, ["zoo WDL: losses differ from stock's"]),
+        ("FwFM", 1.00001, []),
+        ("FwFM", 1.1, ["zoo FwFM: losses are far from stock's"]),
+    ],
+)
+def test_models_that_stock_does_not_repeat(model, loss, found):
+    runs = {
+        cases.STOCK: Run(cases.STOCK, losses=[1.0]),
+        cases.OURS: Run(cases.OURS, losses=[loss]),
+    }
+    assert report.problems(cases.ZooCase(model), runs) == found
