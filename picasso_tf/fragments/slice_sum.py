@@ -159,9 +159,7 @@ def _is_own(
         and grad.device == node.device
         and grad.name not in view.preserve
         and len(view.consumers(tensor)) == 1
-        and all(
-            reader.name in replaced for reader in view.control_consumers(grad.name)
-        )
+        and all(reader.name in replaced for reader in view.control_consumers(grad.name))
     )
 
 
