@@ -35,8 +35,8 @@ def reason_to_skip(case: Case, version: str) -> str:
         return ""
     if case.needs and not version.startswith("2.15."):
         return f"needs {case.needs}"
-    deepctr = isinstance(case, ZooCase) or case.workload.model == "deepfm"
-    if deepctr and not importlib.util.find_spec("deepctr"):
+    with_deepctr = case.needs == cases.NEEDS_DEEPCTR
+    if with_deepctr and not importlib.util.find_spec("deepctr"):
         return f"needs {case.needs}"
     if isinstance(case, ZooCase):
         return ""

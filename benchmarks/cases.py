@@ -20,6 +20,7 @@ COPY = "copy (limit)"
 PLAIN = "plain"
 SPARSE = "safe-sparse"
 SESSION, KERAS, ESTIMATOR = "session", "keras", "estimator"
+NEEDS_DEEPCTR = "TensorFlow 2.15 and DeepCTR, which is for Keras 2"
 STEPS, KERNELS, SCALING, ZOO = "steps", "kernels", "scaling", "zoo"
 
 
@@ -137,7 +138,7 @@ class StepCase:
         if self.way == ESTIMATOR:
             return "TensorFlow 2.15, the last with Estimator"
         if self.workload.model == "deepfm":
-            return "TensorFlow 2.15 and DeepCTR, which is for Keras 2"
+            return NEEDS_DEEPCTR
         return ""
 
     @classmethod
@@ -260,7 +261,7 @@ class ZooCase:
 
     @property
     def needs(self) -> str:
-        return "TensorFlow 2.15 and DeepCTR, which is for Keras 2"
+        return NEEDS_DEEPCTR
 
     @classmethod
     def from_dict(cls, values: dict) -> ZooCase:

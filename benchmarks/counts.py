@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # What only names or holds a value is no work; the rest is.
 NO_WORK = frozenset({"VarHandleOp", "Const", "Placeholder", "_Arg", "_SOURCE"})
@@ -12,6 +12,19 @@ NO_WORK = frozenset({"VarHandleOp", "Const", "Placeholder", "_Arg", "_SOURCE"})
 def in_graph(graph_defs: Iterable) -> int:
     """Nodes that the executor is given, after all graph optimizers."""
     return sum(len(graph_def.node) for graph_def in graph_defs)
+
+
+def in_largest_function(run: Callable[[], object]) -> int:
+    """Nodes of the largest function that `run` traces, as `in_graph` counts them."""
+    from tensorflow.python.eager import context
+
+    context.enable_graph_collection()
+    try:
+        run()
+        functions = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    return max(in_graph(function.partition_graphs) for function in functions)
 
 
 def executed(step_stats) -> int:

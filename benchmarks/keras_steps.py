@@ -8,7 +8,6 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 import picasso_tf
 from benchmarks import counts
@@ -68,14 +67,12 @@ def _matrix(batches: list[Batch]) -> dict[str, np.ndarray]:
 
 def _ops(model, data) -> int:
     """Ops of the training step, traced once more: the largest function."""
-    context.enable_graph_collection()
-    try:
+
+    def step():
         model.make_train_function(force=True)
         model.fit(data, steps_per_epoch=1, verbose=0)
-        functions = context.export_run_metadata().function_graphs
-    finally:
-        context.disable_graph_collection()
-    return max(counts.in_graph(f.partition_graphs) for f in functions)
+
+    return counts.in_largest_function(step)
 
 
 class _Bags(keras.layers.Layer):

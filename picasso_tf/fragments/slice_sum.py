@@ -58,7 +58,7 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
     Of `node`, an op of SUMS.
     """
     if node.op == "AddN":
-        summed: _Summed | None = _Summed(node.inputs, node.controls, (node.name,))
+        summed: _Summed | None = _Summed(node.inputs, node.controls)
     else:
         summed = _find_accumulated(view, node)
     if summed is None:
@@ -66,7 +66,7 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
     slices = [
         view.producer(tensor)
         for tensor in summed.operands
-        if _is_own(view, node, tensor, summed.nodes)
+        if _is_own(view, node, tensor, summed.made)
     ]
     if len(slices) < 2 or node.name in view.feeds:
         return None
@@ -79,7 +79,7 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
         operands = order_of_addition(view, node)
     if operands is None:
         return "chance decides in which order AddN adds these"
-    found = [_match_part(view, node, tensor, summed.nodes) for tensor in operands]
+    found = [_match_part(view, node, tensor, summed.made) for tensor in operands]
     axes = {axis for axis, _ in found if axis is not None}
     if len(axes) != 1:
         return "it sums slices along several axes, or of unknown size"
@@ -90,16 +90,16 @@ def match_slice_sum(view: GraphView, node: Node) -> SliceSum | str | None:
         *(node, node.attr("T"), slices[0].inputs[0], axes.pop()),
         tuple(part for _, part in found),
         tuple(sorted(controls)),
-        summed.nodes,
+        (*summed.made, node.name),
     )
 
 
 class _Summed(NamedTuple):
-    """What is added, what waits for whom, and the nodes that do it."""
+    """What is added, what to wait for, and the nodes that help the sum's own."""
 
     operands: Sequence[Tensor]
     controls: Sequence[str]
-    nodes: tuple[str, ...]
+    made: tuple[str, ...] = ()
 
 
 def _find_accumulated(view: GraphView, node: Node) -> _Summed | None:
@@ -137,7 +137,7 @@ def _find_accumulated(view: GraphView, node: Node) -> _Summed | None:
     controls = {*node.controls, *(c for step in steps for c in step.controls)} - waiting
     steps.sort(key=lambda step: step.index)
     operands = [step.inputs[1] for step in steps]
-    return _Summed(operands, tuple(controls), (*made, node.name))
+    return _Summed(operands, tuple(controls), made)
 
 
 def _is_short(view: GraphView, grad: Node, axis: int) -> bool:
@@ -148,10 +148,9 @@ def _is_short(view: GraphView, grad: Node, axis: int) -> bool:
     return (math.prod(shape) if axis == FLAT else shape[axis]) <= _LONGEST
 
 
-def _is_own(
-    view: GraphView, node: Node, tensor: Tensor, replaced: Sequence[str]
-) -> bool:
-    """Whether it is the gradient of a slice, made for this sum alone."""
+def _is_own(view: GraphView, node: Node, tensor: Tensor, made: Sequence[str]) -> bool:
+    """Whether it is the gradient of a slice, made for this sum alone: nobody else
+    reads it, or waits for it but for the nodes `made`."""
     grad = view.producer(tensor)
     return (
         grad is not None
@@ -159,16 +158,16 @@ def _is_own(
         and grad.device == node.device
         and grad.name not in view.preserve
         and len(view.consumers(tensor)) == 1
-        and all(reader.name in replaced for reader in view.control_consumers(grad.name))
+        and all(reader.name in made for reader in view.control_consumers(grad.name))
     )
 
 
 def _match_part(
-    view: GraphView, node: Node, tensor: Tensor, replaced: Sequence[str]
+    view: GraphView, node: Node, tensor: Tensor, made: Sequence[str]
 ) -> tuple[int | None, Part]:
     """(axis, part); the axis is None for a summand that is taken as a whole."""
     whole = (None, Part(tensor))
-    if not _is_own(view, node, tensor, replaced):
+    if not _is_own(view, node, tensor, made):
         return whole
     grad = view.producer(tensor)
     ranges = _ranges(view, grad)
